@@ -6,9 +6,6 @@ from typing import get_args
 
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.optim import Optimizer
 
 from thinwire.engine import replicas
@@ -19,6 +16,9 @@ from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.process_group import connect
 from thinwire.wire.threads import ThreadWorld
+
+# By name: importing them only to compare would cost every user a second at the start.
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 BUCKET_BYTES = 25 << 20
 TIMEOUT_S = 300.0
@@ -90,16 +90,16 @@ def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> 
         )
     if not isinstance(optimizer, Optimizer):
         raise SettingError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    wrappers = (DistributedDataParallel, DataParallel, FullyShardedDataParallel, FSDPModule)
     for name, module in model.named_modules():
-        if isinstance(module, wrappers):
+        wrappers = _WRAPPERS & {base.__name__ for base in type(module).__mro__}
+        if wrappers:
             raise UsageError(
-                f"{name or 'the model'} is already wrapped in {type(module).__name__}",
+                f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
                 hint="attach the plain model: thinwire takes the place of that wrapper",
             )
     parameters = dict(model.named_parameters())
     for name, parameter in parameters.items():
-        if isinstance(parameter, DTensor):
+        if "DTensor" in {type(parameter).__name__, type(parameter.data).__name__}:
             raise UsageError(f"parameter {name} is a DTensor; thinwire trains plain replicas")
     if not any(p.requires_grad for p in parameters.values()):
         raise SettingError("model has no parameter that requires a gradient")
