@@ -43,9 +43,7 @@ class Reducer:
     brings some of them several times); from the second on, buckets go out as they fill.
     """
 
-    def __init__(
-        self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher
-    ) -> None:
+    def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         self.weighted = False
         """Whether workers count differently in the coming pass: divide by the mean weight."""
@@ -81,9 +79,7 @@ class Reducer:
             if not self._graphs:
                 self._begin()
             self._graphs.add(graph)
-            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
-                partial(self._graph_ends, graph)
-            )
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, graph))
         slot.arrived += 1
         if slot.bucket < self._next:
             raise UsageError(
@@ -143,5 +139,3 @@ class Reducer:
         finally:
             self._tasks.clear()
         return self._buckets[0].mean_weight() if self._buckets else 0.0
-
-

@@ -1,0 +1,56 @@
+"""Batch-norm statistics and other buffers: rank 0's, their mean, or each worker's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.engine import replicas
+from thinwire.engine.driver import Task
+from thinwire.wire.base import Wire, Work
+
+BufferPolicy = Literal["rank0", "average", "local"]
+
+
+class Buffers:
+    """Sends the buffers beside the gradients of the same step, in one message per dtype."""
+
+    def __init__(self, model: nn.Module, policy: BufferPolicy, wire: Wire) -> None:
+        self._model = model
+        self._policy = policy
+        self._wire = wire
+        self._groups: list[list[Tensor]] = []
+        self._flats: list[Tensor] = []
+        self._task: Task | None = None
+
+    def send(self, start: Callable[[Coroutine[Any, Any, None], str], Task]) -> None:
+        """When backward begins forward is over, so the buffers are those of this step."""
+        if self._policy == "local" or self._wire.world_size == 1:
+            return
+        every = self._policy == "rank0"
+        self._groups = replicas.chunks(b for b in self._model.buffers() if every or b.is_floating_point())
+        self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
+        if self._groups:
+            self._task = start(self._sync(), "buffers")
+
+    async def _sync(self) -> None:
+        for flat in self._flats:
+            if self._policy == "rank0":
+                await self._wire.broadcast_(flat.view(torch.uint8), source=0)
+            else:
+                await self._wire.all_reduce_(flat)
+                flat /= self._wire.world_size
+
+    @torch.no_grad()
+    def receive(self, wait: Callable[[Work], None]) -> None:
+        """Only when backward has ended: it may still have needed the old values."""
+        if self._task is None:
+            return
+        task, self._task = self._task, None
+        wait(task)
+        for buffers, flat in zip(self._groups, self._flats, strict=True):
+            for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
+                buffer.copy_(part.view(buffer.shape))
