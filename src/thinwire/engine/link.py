@@ -63,6 +63,7 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
+        self._num_trainable = sum(p.requires_grad for p in model.parameters())
         self._timeout_s = timeout_s
         self._meter = Meter()
         self._wire = MeteredWire(wire, self._meter)
@@ -256,6 +257,12 @@ class Link:
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _before_step(self) -> None:
+        trainable = sum(p.requires_grad for p in self._model.parameters())
+        if trainable != self._num_trainable:
+            raise UsageError(
+                f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
+                hint="after freezing or unfreezing parameters, detach and attach again",
+            )
         self._mixer.land(self._steps)
 
     def _after_step(self) -> None:
