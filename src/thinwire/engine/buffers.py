@@ -30,6 +30,8 @@ class Buffers:
         """When backward begins forward is over, so the buffers are those of this step."""
         if self._policy == "local" or self._wire.world_size == 1:
             return
+        if self._task is not None:
+            return  # sent by a backward that failed before its gradients were; this one repeats it
         every = self._policy == "rank0"
         self._groups = replicas.chunks(b for b in self._model.buffers() if every or b.is_floating_point())
         self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
