@@ -89,7 +89,9 @@ def test_every_kind_is_tried_above() -> None:
 
 
 def test_lines_are_strict_json() -> None:
-    event = Event(0.0, 0, Evaluated(step=1, epoch=1, metric="m", value=float("nan"), loss=float("inf"), train_s=0))
+    event = Event(
+        0.0, 0, Evaluated(step=1, epoch=1, metric="m", value=float("nan"), loss=float("inf"), train_s=0)
+    )
     data = json.loads(to_line(event), parse_constant=lambda text: pytest.fail(f"{text} is not JSON"))
     assert data["value"] is None
     assert data["loss"] is None
@@ -97,9 +99,10 @@ def test_lines_are_strict_json() -> None:
 
 def test_writer_stamps_and_reader_merges_workers_by_time(tmp_path: Path) -> None:
     clock = ticking()
-    with EventWriter(tmp_path, 0, clock=lambda: next(clock)) as a, EventWriter(
-        tmp_path, 1, clock=lambda: next(clock)
-    ) as b:
+    with (
+        EventWriter(tmp_path, 0, clock=lambda: next(clock)) as a,
+        EventWriter(tmp_path, 1, clock=lambda: next(clock)) as b,
+    ):
         a.write(RECORDS[0])
         b.write(RECORDS[1])
         a.write(RECORDS[2])

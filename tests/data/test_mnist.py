@@ -14,7 +14,12 @@ from thinwire.data import load_mnist
 from thinwire.data.idx import read_idx
 from thinwire.errors import DataError
 
-NAMES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
 
 
 def idx(array: NDArray[np.uint8]) -> bytes:
@@ -34,7 +39,9 @@ def write_mnist(folder: Path, *, packed: bool = True, num_train: int = 20, num_t
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("where", [".", "raw", "MNIST/raw"])
-def test_reads_plain_and_packed_files_where_people_have_them(tmp_path: Path, packed: bool, where: str) -> None:
+def test_reads_plain_and_packed_files_where_people_have_them(
+    tmp_path: Path, packed: bool, where: str
+) -> None:
     write_mnist(tmp_path / where, packed=packed)
     data = load_mnist(tmp_path)
     assert data.train.inputs.shape == (20, 28, 28)

@@ -17,7 +17,9 @@ sizes = st.integers(1, 60)
 worlds = st.integers(1, 8)
 
 
-def everyone(num_samples: int, world_size: int, *, remainder: Remainder = "drop", seed: int = 3) -> list[Shards]:
+def everyone(
+    num_samples: int, world_size: int, *, remainder: Remainder = "drop", seed: int = 3
+) -> list[Shards]:
     return [
         Shards(num_samples=num_samples, rank=rank, world_size=world_size, seed=seed, remainder=remainder)
         for rank in range(world_size)
@@ -25,7 +27,9 @@ def everyone(num_samples: int, world_size: int, *, remainder: Remainder = "drop"
 
 
 @given(num_samples=sizes, world_size=worlds, remainder=st.sampled_from(["drop", "repeat", "uneven"]))
-def test_each_sample_once_but_for_the_remainder(num_samples: int, world_size: int, remainder: Remainder) -> None:
+def test_each_sample_once_but_for_the_remainder(
+    num_samples: int, world_size: int, remainder: Remainder
+) -> None:
     assume(num_samples >= world_size)
     shards = everyone(num_samples, world_size, remainder=remainder)
     parts = [list(each) for each in shards]

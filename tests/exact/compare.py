@@ -19,7 +19,8 @@ def difference(ours: Arrays, theirs: Arrays) -> float:
     """The largest distance of an array, relative to its norm."""
     assert ours.keys() == theirs.keys()
     norm = np.linalg.norm
-    return max(float(norm(ours[n] - theirs[n]) / (norm(theirs[n]) or 1.0)) for n in theirs)
+    distances = [norm(ours[n] - theirs[n]) / (norm(theirs[n]) or 1.0) for n in theirs]
+    return float(np.max(distances))  # unlike max, not a number if one of them is none
 
 
 def same_bits(ours: Arrays, theirs: Arrays) -> bool:

@@ -65,14 +65,15 @@ class _Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         heads = self.qkv(self.before_attention(x)).unflatten(-1, (3 * HEADS, -1)).transpose(1, 2)
-        mixed = scaled_dot_product_attention(*heads.chunk(3, dim=1), is_causal=True)
+        query, key, value = heads.chunk(3, dim=1)
+        mixed = scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).flatten(2))
-        x = x + self.mlp(self.before_mlp(x))
-        return x
+        after: Tensor = x + self.mlp(self.before_mlp(x))
+        return after
 
 
 class _Transformer(nn.Module):
-    """Input and output words are tied, one layer serves twice, the adapter only marked texts, `spare` nobody."""
+    """Words in and out are tied, one block serves twice, the adapter serves marked texts, `spare` nobody."""
 
     def __init__(self) -> None:
         super().__init__()

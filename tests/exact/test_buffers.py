@@ -19,7 +19,7 @@ from tests.exact.place import (
     seeded,
     sgd,
 )
-from thinwire.engine.link import BufferPolicy
+from thinwire.engine.buffers import BufferPolicy
 
 STEPS = 5
 POLICIES: tuple[BufferPolicy, ...] = ("rank0", "average", "local")

@@ -29,13 +29,15 @@ class Checkpointed(nn.Module):
         self.last = nn.Linear(6, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        h = self.into(x.requires_grad_())  # reentrant checkpoints want an input with a gradient
+        h: Tensor = self.into(x.requires_grad_())  # reentrant checkpoints want an input with a gradient
         for layer in (self.first, self.twice, self.twice, self.last):
             h = checkpoint(layer, h, use_reentrant=self.reentrant)
         return h
 
 
-def checkpointing(place: Place, *, reentrant: bool, outside: bool, overlap: Overlap, weighted: bool) -> Arrays:
+def checkpointing(
+    place: Place, *, reentrant: bool, outside: bool, overlap: Overlap, weighted: bool
+) -> Arrays:
     model = seeded(lambda: Checkpointed(reentrant=reentrant, outside=outside))
     optimizer = sgd(model)
     with place.attach(model, optimizer, strategy=tw.AllReduce(overlap=overlap)) as link:

@@ -1,4 +1,4 @@
-"""Models compiled by torch.compile, before or after attach, in processes: compiling is not safe in threads."""
+"""Models compiled by torch.compile, before or after attach; in processes, as threads compile by turns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Backward passes that raise: what has not been sent is repeated, what has been sent is not mistaken for it."""
+"""Backward passes that raise: repeated if nothing was sent yet, refused if something was."""
 
 from __future__ import annotations
 

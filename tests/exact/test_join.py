@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,8 @@ from torch.optim import AdamW
 
 import thinwire as tw
 from tests.exact.compare import Arrays, arrays, difference, same_bits
-from tests.exact.place import Place, in_threads, loss_of, net, seeded, sgd
+from tests.exact.place import Place, average_gradients_, in_threads, loss_of, net, seeded, sgd
+from thinwire.engine.buffers import BufferPolicy
 from thinwire.strategies.base import Overlap
 
 EPOCHS = 2
@@ -25,7 +25,9 @@ def sample(epoch: int, rank: int, index: int) -> tuple[Tensor, Tensor]:
     return x, x.sin().sum(1, keepdim=True)
 
 
-def joined(place: Place, *, lengths: Sequence[int], overlap: Overlap = "backward", adam: bool = False) -> Arrays:
+def joined(
+    place: Place, *, lengths: Sequence[int], overlap: Overlap = "backward", adam: bool = False
+) -> Arrays:
     """Worker i has `lengths[i]` batches in every epoch."""
     model = net()
     optimizer = AdamW(model.parameters(), lr=0.01) if adam else sgd(model)
@@ -74,20 +76,44 @@ def test_every_optimizer_ends_with_the_last_ones_memory() -> None:
     assert all(same_bits(worker, everyone[0]) for worker in everyone)
 
 
-def test_batch_norm_statistics_are_those_of_workers_with_data() -> None:
-    """Rank 0, whose statistics count, runs out first."""
+def normed() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
 
-    def normed(place: Place) -> Arrays:
-        model = seeded(lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+
+def normed_by_hand(policy: BufferPolicy, lengths: Sequence[int]) -> Arrays:
+    """Replicas in one process; the buffers of those that still have data count."""
+    replicas = [normed() for _ in lengths]
+    optimizers = [sgd(model) for model in replicas]
+    for index in range(max(lengths)):
+        active = [rank for rank in range(len(lengths)) if index < lengths[rank]]
+        for rank in active:
+            optimizers[rank].zero_grad()
+            loss_of(replicas[rank], sample(0, rank, index)).backward()
+        average_gradients_([replicas[rank] for rank in active])
+        for rank in active:
+            optimizers[rank].step()
+        for buffers in zip(*(replicas[rank].buffers() for rank in active), strict=True):
+            mean = sum(b.double() for b in buffers) / len(active)
+            for buffer in buffers:
+                buffer.copy_(mean if policy == "average" else buffers[0])
+    return arrays(replicas[max(range(len(lengths)), key=lambda rank: lengths[rank])])
+
+
+@pytest.mark.parametrize("policy", ["rank0", "average"])
+def test_batch_norm_statistics_are_those_of_workers_with_data(policy: BufferPolicy) -> None:
+    """Rank 0, whose statistics usually count, runs out first."""
+    lengths = (2, 6, 4)
+
+    def train(place: Place) -> Arrays:
+        model = normed()
         optimizer = sgd(model)
-        with place.attach(model, optimizer) as link, link.join():
-            for index in range(2 + 4 * place.rank):
+        with place.attach(model, optimizer, buffers=policy) as link, link.join():
+            for index in range(lengths[place.rank]):
                 optimizer.zero_grad()
                 loss_of(model, sample(0, place.rank, index)).backward()
                 optimizer.step()
         return arrays(model)
 
-    first, second = in_threads(2, normed)
-    assert same_bits(first, second)
-    assert np.isfinite(first["1.running_mean"]).all()
-    assert first["1.num_batches_tracked"] == 6
+    everyone = in_threads(3, train)
+    assert difference(everyone[0], normed_by_hand(policy, lengths)) < 1e-12
+    assert all(same_bits(weights, everyone[0]) for weights in everyone)

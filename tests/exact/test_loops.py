@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 
 import numpy as np
@@ -23,7 +24,10 @@ def parameter_groups(place: Place) -> Arrays:
     model = net(seed=place.rank)
     frozen, first, last = model[0], model[2], model[4]  # type: ignore[index]  # nn.Sequential
     frozen.requires_grad_(False)
-    groups = [{"params": [*first.parameters()], "lr": 0.02}, {"params": [*last.parameters()], "weight_decay": 0.1}]
+    groups = [
+        {"params": [*first.parameters()], "lr": 0.02},
+        {"params": [*last.parameters()], "weight_decay": 0.1},
+    ]
     optimizer = SGD(groups, lr=0.1, momentum=0.9)
     scheduler = StepLR(optimizer, step_size=3, gamma=0.5)
     with place.attach(model, optimizer):
@@ -38,7 +42,7 @@ def parameter_groups(place: Place) -> Arrays:
 
 def accumulation(place: Place, *, quietly: bool) -> Arrays:
     """Three backward passes per step; `quietly`: only the last one communicates."""
-    model, optimizer = net(), None
+    model = net()
     optimizer = sgd(model)
     with place.attach(model, optimizer) as link:
         for step in range(STEPS):
@@ -129,9 +133,14 @@ def unequal_batches(place: Place) -> Arrays:
     return arrays(model)
 
 
-def two_models(place: Place) -> Arrays:
-    """A generator and a critic, attached at the same time; the critic only passes some gradients on."""
-    generator = seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), seed=1 + place.rank)
+def two_models(place: Place, *, frozen: bool = False) -> Arrays:
+    """A generator and a critic, attached at the same time.
+
+    While the generator learns, the critic only passes gradients on: it is `frozen`, or it does not sync.
+    """
+    generator = seeded(
+        lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)), seed=1 + place.rank
+    )
     critic = net(seed=place.rank)
     ours, theirs = Adam(generator.parameters(), lr=0.01), sgd(critic)
     with (
@@ -145,8 +154,10 @@ def two_models(place: Place) -> Arrays:
             (critic(drawn.detach()).sigmoid() - critic(x).sigmoid()).mean().backward()
             theirs.step()
             ours.zero_grad()
-            with critic_link.no_sync():
+            critic.requires_grad_(not frozen)
+            with contextlib.nullcontext() if frozen else critic_link.no_sync():
                 (-critic(drawn).sigmoid()).mean().backward()
+            critic.requires_grad_(True)
             ours.step()
     named = {"generator": arrays(generator), "critic": arrays(critic)}
     return {f"{model}.{name}": a for model, each in named.items() for name, a in each.items()}
@@ -162,6 +173,7 @@ LOOPS: dict[str, Scenario] = {
     "gradient penalty": gradient_penalty,
     "unequal batches": unequal_batches,
     "two models": two_models,
+    "two models, one frozen by turns": functools.partial(two_models, frozen=True),
 }
 
 

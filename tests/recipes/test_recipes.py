@@ -84,8 +84,9 @@ def test_parts_fit_together(name: str, tmp_path: Path) -> None:
 def test_learning_rate_grows_with_the_square_root_of_the_global_batch() -> None:
     model = torch.nn.Linear(2, 2)
     rates = [
-        images.adamw(model, Plan(world_size=world_size, batch_size=16, num_steps=10), rate_at_64=0.01)
-        .param_groups[0]["lr"]
+        images.adamw(
+            model, Plan(world_size=world_size, batch_size=16, num_steps=10), rate_at_64=0.01
+        ).param_groups[0]["lr"]
         for world_size in (1, 4, 16)
     ]
     assert rates == pytest.approx([0.005, 0.01, 0.02])

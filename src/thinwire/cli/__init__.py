@@ -51,7 +51,9 @@ _ParseError = cast("type[Exception]", typer.BadParameter.__mro__[2])
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit status: 1 after an error, 2 for wrong usage, 130 after Ctrl-C."""
     try:
-        status = app(None if arguments is None else list(arguments), standalone_mode=False)
+        status = app(
+            None if arguments is None else list(arguments), prog_name="thinwire", standalone_mode=False
+        )
     except ThinwireError as error:
         return fail(error.message, error.hint)
     except (KeyboardInterrupt, typer.Abort):

@@ -22,13 +22,17 @@ def note(text: str) -> None:
 def as_bytes(count: float) -> str:
     """
     >>> as_bytes(0), as_bytes(230_346), as_bytes(4.2e9)
-    ('0 B', '230 kB', '4.2 GB')
+    ('0 B', '230 kB', '4.20 GB')
     """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 999.5:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 99.95 else f"{count:.3g} {unit}"
+    if count < 999.5:
+        return f"{count:.0f} B"
+    unit = "B"
+    for unit in ("kB", "MB", "GB", "TB"):
         count /= 1000
-    return f"{count:,.3g} TB"
+        if count < 999.5:
+            break
+    digits = 2 if count < 9.995 else 1 if count < 99.95 else 0
+    return f"{count:,.{digits}f} {unit}"
 
 
 def as_percent(share: float) -> str:

@@ -17,6 +17,9 @@ from thinwire.cli.output import as_bytes, as_duration, as_metric, note
 from thinwire.cli.state import RunState
 
 LINE_EVERY_S = 2.0
+"""At most one line in this time,"""
+MAX_LINES = 20
+"""and in a long run about as many as this."""
 
 
 class View(Protocol):
@@ -64,8 +67,9 @@ class LineView:
         latest = state.latest
         if latest is None or latest.step == self._last_step:
             return
-        over = latest.step == latest.num_steps
-        if self._clock() - self._last_time < LINE_EVERY_S and not over:
+        over = state.evaluated is not None and state.evaluated.step == latest.num_steps
+        gap_s = max(LINE_EVERY_S, latest.train_s / state.done_share / MAX_LINES)
+        if self._clock() - self._last_time < gap_s and not over:
             return
         self._last_time, self._last_step = self._clock(), latest.step
         width = len(str(latest.num_epochs))
