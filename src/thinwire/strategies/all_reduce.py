@@ -22,7 +22,8 @@ class AllReduce(Strategy):
     """
 
     overlap: Overlap = "backward"
-    """Send a bucket as soon as backward has filled it ("backward"), or all after backward ("none")."""
+    """What sending hides behind: "backward"; "forward" too (a layer is updated when the next forward
+    reaches it, `p.grad` is None after backward); or "none"."""
 
     def __post_init__(self) -> None:
         check_one_of("AllReduce.overlap", self.overlap, get_args(Overlap))

@@ -11,7 +11,7 @@ from thinwire.wire.base import Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-Overlap = Literal["backward", "none"]
+Overlap = Literal["forward", "backward", "none"]
 
 
 class Bucket(Protocol):
@@ -59,7 +59,7 @@ class Strategy(Protocol):
 
     @property
     def overlap(self) -> Overlap:
-        """When buckets go out: as backward fills them, or after it."""
+        """What sending hides behind: backward and the next forward, backward, or nothing."""
         return "backward"
 
     @property
