@@ -25,11 +25,17 @@ class Buffers:
         self._groups: list[list[Tensor]] = []
         self._flats: list[Tensor] = []
         self._task: Task | None = None
+        self.joining = False
+        """Whether workers may have run out of data, so that it has to be asked whose buffers count."""
+        self.present = True
+        """Whether this worker still has data."""
 
     def send(self, start: Callable[[Coroutine[Any, Any, None], str], Task]) -> None:
         """When backward begins forward is over, so the buffers are those of this step."""
         if self._policy == "local" or self._wire.world_size == 1:
             return
+        if self._task is not None:
+            return  # sent by a backward that failed before its gradients were; this one repeats it
         every = self._policy == "rank0"
         self._groups = replicas.chunks(b for b in self._model.buffers() if every or b.is_floating_point())
         self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
@@ -37,12 +43,19 @@ class Buffers:
             self._task = start(self._sync(), "buffers")
 
     async def _sync(self) -> None:
+        present = torch.ones(self._wire.world_size, dtype=torch.uint8)
+        if self.joining:
+            mine = torch.tensor([self.present], dtype=torch.uint8)
+            await self._wire.all_gather(mine, present)
+            if not present.any():
+                return
         for flat in self._flats:
-            if self._policy == "rank0":
-                await self._wire.broadcast_(flat.view(torch.uint8), source=0)
+            if self._policy == "rank0":  # that is, of the lowest rank that still has data
+                await self._wire.broadcast_(flat.view(torch.uint8), source=int(present.argmax()))
             else:
+                flat *= float(self.present)
                 await self._wire.all_reduce_(flat)
-                flat /= self._wire.world_size
+                flat /= int(present.sum())
 
     @torch.no_grad()
     def receive(self, wait: Callable[[Work], None]) -> None:

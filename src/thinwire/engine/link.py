@@ -153,12 +153,15 @@ class Link:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
         before, self._reducer.weighted = self._reducer.weighted, True
+        self._buffers.joining = True
         yield
+        self._buffers.present = False
         if overrides(self.strategy, "reduce"):
             while self._reducer.shadow() > 0:
                 pass
         elif overrides(self.strategy, "mix"):
             raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
+        self._buffers.joining, self._buffers.present = False, True
         self._reducer.weighted = before
         if self.strategy.replicas_agree:
             self._adopt_last()

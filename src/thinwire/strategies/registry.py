@@ -14,6 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, fields
 from importlib import import_module
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from thinwire.errors import SettingError
@@ -34,8 +35,8 @@ class Setting:
 
     name: str
     type: str
-    default: str
-    """As one would write it; empty if the setting has no default."""
+    default: str | None
+    """As one would write it; None if the setting must be given."""
     doc: str
 
 
@@ -81,6 +82,9 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
         if field is None:
             raise SettingError(f"{name} has no setting {key!r}", hint=_known_settings(name))
         values[field.name] = _read(field, cls, value) if isinstance(value, str) else value
+    for field in known.values():
+        if field.name not in values and _default_text(field) is None:
+            raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
     return cls(**values)
 
 
@@ -130,7 +134,7 @@ def _field_docs(cls: type) -> dict[str, str]:
         return {}
     body = cast("ast.ClassDef", tree.body[0]).body
     docs: dict[str, str] = {}
-    for statement, after in zip(body, body[1:], strict=False):
+    for statement, after in pairwise(body):
         match statement, after:
             case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
                 docs[field] = " ".join(text.split())
@@ -151,7 +155,7 @@ def _read(field: Field[Any], cls: type, text: str) -> object:
     try:
         return _parse(hint, text)
     except ValueError:
-        raise SettingError(f"{field.name} must be {_type_text(hint)}, got {text!r}") from None
+        raise SettingError(f"{cls.__name__}.{field.name} must be {_type_text(hint)}, got {text!r}") from None
 
 
 _TRUTH = {
@@ -208,7 +212,9 @@ def _type_text(hint: Any) -> str:
     return words.get(hint, "a value that only Python code can give")
 
 
-def _default_text(field: Field[Any]) -> str:
-    if field.default is not MISSING:
-        return str(field.default).lower() if field.default in (None, True, False) else str(field.default)
-    return "" if field.default_factory is MISSING else str(field.default_factory())
+def _default_text(field: Field[Any]) -> str | None:
+    if field.default_factory is not MISSING:
+        return str(field.default_factory())
+    if field.default is MISSING:
+        return None
+    return str(field.default).lower() if field.default in (None, True, False) else str(field.default)
