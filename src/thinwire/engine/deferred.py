@@ -40,7 +40,7 @@ class Piece:
     index: int
     gradient: Tensor
     exact_from: int = 0
-    num_parameters: int = 0
+    """All of it: only AllReduce sends pieces."""
 
 
 @dataclass(slots=True)
@@ -66,7 +66,11 @@ class Deferred:
     """Gradients are final, and applied, when the next forward needs their parameters."""
 
     def __init__(
-        self, model: nn.Module, optimizer: Optimizer, buckets: Sequence[ParameterBucket], piece_bytes: int,
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        buckets: Sequence[ParameterBucket],
+        piece_bytes: int,
         launcher: Launcher,
     ) -> None:
         self.weight = 1.0

@@ -23,7 +23,7 @@ from thinwire.engine.driver import ProgressThread, Task
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
-from thinwire.strategies.base import Bucket, Strategy, overrides
+from thinwire.strategies.base import Gradients, Strategy, overrides
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
 
@@ -268,7 +268,7 @@ class Link:
 
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
-    def reduce(self, bucket: Bucket) -> Task:
+    def reduce(self, bucket: Gradients) -> Task:
         return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
 
     def send_buffers(self) -> None:

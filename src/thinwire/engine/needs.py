@@ -44,7 +44,7 @@ class Needs:
 
     def hook(self) -> None:
         owned: dict[nn.Module, set[int]] = {}
-        self._collect(self._model, self._model, owned)
+        self._collect(self._model, self._model, False, owned)
         for module, indices in owned.items():
             hook = partial(self._before, sorted(indices))
             self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
@@ -60,17 +60,21 @@ class Needs:
             handle.remove()
         self._handles.clear()
 
-    def _collect(self, module: nn.Module, caller: nn.Module, owned: dict[nn.Module, set[int]]) -> None:
+    def _collect(
+        self, module: nn.Module, caller: nn.Module, hidden: bool, owned: dict[nn.Module, set[int]]
+    ) -> None:
         """Which module's call comes before each bucket's use: the owner's, or, since hooks inside
         compiled code do not fire, that of the compiled block or of whoever calls it."""
-        wrapped = type(module).__name__ == "OptimizedModule"
-        inside = caller is not module and not _is_compiled(module) and caller in owned and _is_compiled(caller)
-        target = caller if (_is_compiled(module) and not wrapped) or inside else module
-        indices = {self._bucket_of[id(p)] for p in module.parameters(recurse=False) if id(p) in self._bucket_of}
-        if indices or wrapped:
-            owned.setdefault(target, set()).update(indices)
+        if _is_wrapper(module):
+            hidden, target = True, module  # its own hooks fire, those of what it wraps do not
+        else:
+            hidden = hidden or _is_compiled(module)  # compiled in place: not even its own fire
+            target = caller if hidden else module
+        mine = [id(p) for p in module.parameters(recurse=False) if id(p) in self._bucket_of]
+        if mine:
+            owned.setdefault(target, set()).update(self._bucket_of[p] for p in mine)
         for child in module.children():
-            self._collect(child, target, owned)
+            self._collect(child, target, hidden, owned)
 
     def _before(self, indices: list[int], *_: Any) -> None:
         if not self._looked and torch.is_grad_enabled():
@@ -81,11 +85,11 @@ class Needs:
         if not self._looked and self._model.training and torch.is_grad_enabled():
             self.order.clear()
             self._mode = _Uses(self._bucket_of, self.order, self._early)
-            self._mode.__enter__()
+            self._mode.__enter__()  # type: ignore[no-untyped-call]
 
     def _stop_looking(self, *_: Any) -> None:
         if self._mode is not None:
-            self._mode.__exit__(None, None, None)
+            self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._mode, self._looked = None, True
 
 
@@ -110,5 +114,10 @@ class _Uses(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def _is_wrapper(module: nn.Module) -> bool:
+    """What torch.compile(module) returns; module.compile() marks the module itself."""
+    return type(module).__name__ == "OptimizedModule"
+
+
 def _is_compiled(module: nn.Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or module._compiled_call_impl is not None
+    return _is_wrapper(module) or module._compiled_call_impl is not None

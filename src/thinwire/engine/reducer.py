@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
-from thinwire.strategies.base import Bucket, Overlap
+from thinwire.strategies.base import Gradients, Overlap
 from thinwire.wire.base import Work
 
 
 class Launcher(Protocol):
     """How gradients are sent and awaited; the link supplies it."""
 
-    def reduce(self, bucket: Bucket) -> Task: ...
+    def reduce(self, bucket: Gradients) -> Task: ...
     def send_buffers(self) -> None: ...
     def receive_buffers(self) -> None: ...
     def wait(self, work: Work) -> None: ...

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from thinwire.errors import check_one_of
-from thinwire.strategies.base import Bucket, Overlap, Strategy
+from thinwire.strategies.base import Gradients, Overlap, Strategy
 from thinwire.traffic import Cluster, Round, Sizes
 from thinwire.wire.base import Wire
 
@@ -32,7 +32,7 @@ class AllReduce(Strategy):
     def replicas_agree(self) -> bool:
         return True
 
-    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
         await wire.all_reduce_(bucket.gradient)
         bucket.gradient.div_(wire.world_size)
 
