@@ -6,13 +6,17 @@ from hypothesis import strategies as st
 from thinwire.engine.order import Profile, send_order
 
 times = st.floats(0, 10, allow_nan=False)
-profiles = st.lists(st.builds(Profile, times, st.integers(0, 20), st.lists(times, min_size=1, max_size=4).map(tuple)))
+profiles = st.lists(
+    st.builds(Profile, times, st.integers(0, 20), st.lists(times, min_size=1, max_size=4).map(tuple))
+)
 
 
 @given(profiles)
 def test_every_piece_goes_out_once(profiles: list[Profile]) -> None:
     order = send_order(profiles)
-    assert sorted(order) == [(b, p) for b, profile in enumerate(profiles) for p in range(len(profile.piece_s))]
+    assert sorted(order) == [
+        (b, p) for b, profile in enumerate(profiles) for p in range(len(profile.piece_s))
+    ]
 
 
 @given(profiles)

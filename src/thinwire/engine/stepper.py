@@ -26,7 +26,7 @@ class Stepper:
         kind = type(optimizer)
         if kind is LBFGS or not kind.__module__.startswith("torch.optim"):
             raise UsageError(
-                f"overlap='forward' steps parameters one bucket at a time, which {kind.__name__} may not survive",
+                f"overlap='forward' steps one bucket at a time, which {kind.__name__} may not survive",
                 hint=_ELSE,
             )
         self._optimizer = optimizer
