@@ -138,7 +138,7 @@ class Deferred:
         load.weighted = self.weighted
         if load.missed and any(p.grad is not None for p in load.bucket.parameters):
             raise UsageError(
-                f"one of {', '.join(load.bucket.names)} was used before its update: its module was not called",
+                f"one of {', '.join(load.bucket.names)} was used before its update, without its module",
                 hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
             )
         for parameter in load.bucket.parameters:

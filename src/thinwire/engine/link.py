@@ -106,6 +106,12 @@ class Link:
             exposed_s=self._exposed_s,
         )
 
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self._wait(self._engine.all_reduce_(total))
+        return [float(value) for value in total]
+
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size; called by all workers."""
         self.settle()

@@ -8,13 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from thinwire.data import Shards
 from thinwire.engine.attach import attach
 from thinwire.engine.link import Link
-from thinwire.errors import PeerLost
 from thinwire.events import Evaluated, Record, RunEnded, Summary
 from thinwire.recipes.base import Plan, Recipe, Samples, Training
 from thinwire.recipes.config import RunConfig
@@ -113,20 +111,8 @@ def evaluate(model: nn.Module, training: Training, samples: Samples, link: Link)
             outputs = model(inputs)
             loss_sum += training.loss(outputs, targets).item() * len(batch)
             score_sum += training.score(outputs, targets).item()
-    loss_total, score_total = sum_over_workers([loss_sum, score_sum], link)
+    loss_total, score_total = link.sum([loss_sum, score_sum])
     return Result(score_total / len(samples), loss_total / len(samples))
-
-
-def sum_over_workers(values: list[float], link: Link) -> list[float]:
-    """The sums of a few numbers over all workers, on torch's own group: not part of the traffic."""
-    if link.world_size == 1:
-        return values
-    total = torch.tensor(values, dtype=torch.float64)
-    try:
-        dist.all_reduce(total)
-    except RuntimeError as error:
-        raise PeerLost(f"worker {link.rank} lost a peer while evaluating: {error}") from error
-    return [float(value) for value in total]
 
 
 def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Evaluated:
@@ -142,8 +128,8 @@ def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Eval
 
 def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, link: Link) -> Summary:
     train_s = max(ended.train_s, 1e-9)
-    sent, messages, seconds, speed, exposed = sum_over_workers(
-        [ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s], link
+    sent, messages, seconds, speed, exposed = link.sum(
+        [ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s]
     )
     return Summary(
         recipe=recipe.name,
