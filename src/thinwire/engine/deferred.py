@@ -92,6 +92,10 @@ class Deferred:
         self._pending = False
         self._handles: list[RemovableHandle] = []
 
+    def parcels(self) -> list[Tensor]:
+        """What goes over the wire in one pass."""
+        return [piece.gradient for load in self._loads for piece in load.pieces]
+
     def hook(self) -> None:
         self.arrivals.hook()
         self._needs.hook()

@@ -24,6 +24,7 @@ from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Gradients, Strategy, overrides
+from thinwire.traffic import Sizes
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
 
@@ -67,9 +68,9 @@ class Link:
         self._buckets = buckets
         self._num_trainable = _num_trainable(optimizer)
         self._timeout_s = timeout_s
-        self._meter = Meter()
+        self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
-        self._engine = self._wire.lane("engine")
+        self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         self._steps = 0
         self._exposed_s = 0.0
         self._buffers = Buffers(model, buffers, self._engine)
@@ -96,15 +97,20 @@ class Link:
 
     @property
     def stats(self) -> Stats:
-        traffic = self._meter.traffic
+        traffic = self._meter.traffic + self._engine_meter.traffic
         return Stats(
             steps=self._steps,
-            rounds=self._meter.rounds,
+            rounds=self._meter.rounds + self._engine_meter.rounds,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             messages=traffic.messages,
             exposed_s=self._exposed_s,
         )
+
+    @property
+    def sizes(self) -> Sizes:
+        """What travels, as the strategy's `rounds` wants to know it."""
+        return Sizes(tuple((data.numel(), data.element_size()) for data in self._reducer.parcels()))
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
