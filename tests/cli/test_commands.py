@@ -36,6 +36,8 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--seed",
         "--data",
         "--out",
+        "--save-every",
+        "--resume",
         "--json",
     ]
 

@@ -64,7 +64,7 @@ class Link:
         self._optimizer = optimizer
         self._buckets = buckets
         self._num_trainable = sum(p.requires_grad for p in model.parameters())
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._meter = Meter()
         self._wire = MeteredWire(wire, self._meter)
         self._engine = self._wire.lane("engine")
@@ -117,6 +117,15 @@ class Link:
         self._steps = saved["steps"]
         self._state = state.load(self._state, saved["state"])
 
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Load this worker's share of what another number of workers saved."""
+        state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
+        self.load_state_dict({**saved[0], "state": state})
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every worker's text, in order of rank; called by all workers."""
+        return replicas.gather_texts(text, self._engine, self._wait)
+
     # -- what users steer -------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -156,6 +165,10 @@ class Link:
         self._reducer.weighted = before
         if self.strategy.replicas_agree:
             self._adopt_last()
+
+    def settle(self) -> None:
+        """Land every exchange under way, so that model and state are whole; called by all workers."""
+        self._mixer.finish()
 
     @torch.no_grad()
     def average_(self) -> None:
@@ -197,9 +210,9 @@ class Link:
         """Nobody closes its connections while others still talk."""
         everyone = self._engine.all_reduce_(torch.zeros(1))
         self._tell("detaching")
-        if not everyone.wait(self._timeout_s):
+        if not everyone.wait(self.timeout_s):
             raise self._wire.late(
-                f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach"
+                f"worker {self.rank} has waited {self.timeout_s:g} s for the others to detach"
             )
 
     def __enter__(self) -> Self:
@@ -289,8 +302,8 @@ class Link:
         began = time.perf_counter()
         self._tell("waiting")
         try:
-            if not work.wait(self._timeout_s):
-                error = self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s")
+            if not work.wait(self.timeout_s):
+                error = self._wire.late(f"worker {self.rank} has waited {self.timeout_s:g} s")
                 self._wire.fail(error)  # which ends the work too, with the cause that was told first
                 raise work.error or error
         finally:
