@@ -14,7 +14,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine import dcp, folders
+from thinwire.engine import dcp, folders, likeness
 from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
 from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica
@@ -82,12 +82,12 @@ class Checkpoint:
         """
         check(keep >= 1, "keep", "at least 1", keep)
         self.folder = Path(folder)
-        self.parts: dict[str, Part] = {"link": link, "random": Random(_plain(model), link.rank)}
+        self.parts: dict[str, Part] = {"link": link, "random": Random(likeness.plain(model), link.rank)}
         if link.strategy.replicas_agree:
-            self.parts |= {"model": _plain(model), "optimizer": optimizer}
-            self.parts["buffers"] = OwnBuffers(_plain(model), link.rank)
+            self.parts |= {"model": likeness.plain(model), "optimizer": optimizer}
+            self.parts["buffers"] = OwnBuffers(likeness.plain(model), link.rank)
         else:
-            self.parts["replica"] = Replica(_plain(model), optimizer)
+            self.parts["replica"] = Replica(likeness.plain(model), optimizer)
         taken = self.parts.keys() & parts.keys()
         check(not taken, "parts", "named other than those of thinwire's own", sorted(taken))
         self.parts |= parts
@@ -95,7 +95,7 @@ class Checkpoint:
         self._about = {
             "strategy": repr(link.strategy),
             **{key: str(value) for key, value in (settings or {}).items()},
-            **_describe(_plain(model), optimizer),
+            **likeness.describe(likeness.plain(model), optimizer),
             "parts": ", ".join(sorted(self.parts)),
         }
         self._loaded = False
@@ -153,7 +153,7 @@ class Checkpoint:
         def look() -> str:
             nonlocal manifest
             manifest = folders.read_manifest(path)
-            self._compare(path, manifest)
+            likeness.compare(path, manifest.about, self._about)
             states.update(self._read(path, manifest))
             return ""
 
@@ -171,21 +171,6 @@ class Checkpoint:
         self._together(look)
         self._together(take)
         return Saved(path, manifest.step, manifest.world_size)
-
-    def _compare(self, path: Path, manifest: Manifest) -> None:
-        """Name what differs between the training that was saved and this one."""
-        here = self._about
-        differ = [
-            f"{key} was {manifest.about.get(key, 'not there')}, here it is {here.get(key, 'not there')}"
-            for key in {**manifest.about, **here}
-            if manifest.about.get(key) != here.get(key)
-        ]
-        if differ:
-            more = f"; and {len(differ) - 3} more" if len(differ) > 3 else ""
-            raise DataError(
-                f"{path} is of another training: {'; '.join(differ[:3])}{more}",
-                hint="resume with what it was started with, or start a new run in another folder",
-            )
 
     def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
@@ -256,21 +241,3 @@ class Checkpoint:
             if "error" in each:
                 raise DataError(f"worker {rank}: {each['error']}", hint=each["hint"])
         return [each["answer"] for each in everyones]
-
-
-def _plain(model: nn.Module) -> nn.Module:
-    """Without the wrapper of torch.compile, whose name would be in all keys."""
-    inner = getattr(model, "_orig_mod", model)
-    assert isinstance(inner, nn.Module)
-    return inner
-
-
-def _describe(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
-    """What a checkpoint must have in common with a run."""
-    tensors = {
-        **{f"parameter {name}": p for name, p in model.named_parameters()},
-        **{f"buffer {name}": b for name, b in model.named_buffers()},
-    }
-    about = {name: f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for name, t in tensors.items()}
-    sizes = [len(group["params"]) for group in optimizer.param_groups]
-    return {"optimizer": f"{type(optimizer).__name__} over {sizes} parameters", **about}
