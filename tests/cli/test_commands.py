@@ -36,6 +36,8 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--seed",
         "--data",
         "--out",
+        "--save-every",
+        "--resume",
         "--json",
     ]
 
@@ -71,6 +73,8 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
         ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
         ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
+        ("train --resume", 1, "--resume needs --out: the folder of the run to go on with", ""),
+        ("train --save-every -1", 1, "save every must be 0 or more steps, got -1", ""),
         ("train --set overlap", 2, "--set expects KEY=VALUE, got 'overlap'", "see `thinwire train --help`"),
         ("train --worker 2", 2, "no such option: --worker", "see `thinwire train --help`"),
         ("train --workers two", 2, "'--workers'", "see `thinwire train --help`"),
@@ -96,6 +100,8 @@ def test_out_that_is_not_empty_is_refused_and_untouched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "precious").write_text("results")
+    assert main(["train", "--out", str(tmp_path), "--resume"]) == 1  # that is no run
+    assert "is not empty" in capsys.readouterr().err
     assert main(["train", "--out", str(tmp_path)]) == 1
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

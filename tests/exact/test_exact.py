@@ -1,4 +1,4 @@
-"""Several workers end with the weights of one that had the whole batch: in threads, every combination."""
+"""Several workers end with the weights of one that had the whole batch: in threads, three of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The same in spawned Gloo processes, where torch's DDP trains beside us on the same data."""
+"""Every combination in spawned Gloo processes, where torch's DDP trains beside us on the same data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from tests.exact.compare import Arrays, difference, same_bits
 from tests.exact.training import OVERLAPS, TRAININGS, Training, alone
 from tests.worlds import run_processes
-from thinwire.strategies.base import Overlap
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -27,14 +26,9 @@ def train_all(trainings: list[Training]) -> Results:
     results: Results = {}
     for training in trainings:
         results[training, "ddp"] = training.with_ddp()
-        for overlap in overlaps(torch.distributed.get_world_size()):
+        for overlap in OVERLAPS:
             results[training, overlap] = training.with_thinwire(overlap, None)
     return results
-
-
-def overlaps(world_size: int) -> tuple[Overlap, ...]:
-    """All of them with two workers; "none", which adds nothing to "backward", not with more, to save time."""
-    return OVERLAPS if world_size == 2 else tuple(o for o in OVERLAPS if o != "none")
 
 
 @functools.cache
@@ -46,7 +40,7 @@ def world(world_size: int) -> list[Results]:
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("training", in_float64, ids=lambda t: f"{t.case}-{t.optimizer}")
 def test_equals_one_process_and_ddp(training: Training, world_size: int) -> None:
-    for overlap in overlaps(world_size):
+    for overlap in OVERLAPS:
         everyone = [results[training, overlap] for results in world(world_size)]
         assert difference(everyone[0], alone(training)) < TOLERANCE
         assert difference(everyone[0], world(world_size)[0][training, "ddp"]) < TOLERANCE

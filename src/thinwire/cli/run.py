@@ -13,7 +13,7 @@ from thinwire.cli.state import RunState
 from thinwire.cli.view import LineView, View, choose_view
 from thinwire.errors import SettingError, ThinwireError
 from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
-from thinwire.recipes.config import RunConfig, write_config
+from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
 from thinwire.recipes.worker import work
 
@@ -36,7 +36,9 @@ class Outcome:
 
 
 def new_folder(out: Path | None, config: RunConfig) -> Path:
-    """An empty folder for the results; one with something in it is refused."""
+    """A folder for the results, empty unless the run in it is to be resumed."""
+    if config.resume and out is None:
+        raise SettingError("--resume needs --out: the folder of the run to go on with")
     if out is None:
         recipe = config.recipe.replace(":", "-").replace("/", "-")
         name = f"{recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -44,10 +46,10 @@ def new_folder(out: Path | None, config: RunConfig) -> Path:
         out = next(path for path in candidates if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if any(out.iterdir()) and not (config.resume and (out / FILE).exists()):
             raise SettingError(
                 f"--out must be a new or empty folder, and {out} is not empty",
-                hint="name another folder, or remove this one if its results are not needed",
+                hint="name another folder, or go on with a run that saves checkpoints by --resume",
             )
     except OSError as error:
         raise SettingError(
@@ -61,6 +63,7 @@ def run_here(folder: Path, config: RunConfig) -> Outcome:
     began = time.monotonic()
     write_config(folder, config)
     state, reader = RunState(config.workers), EventReader(folder)
+    reader.poll()  # what a run that is resumed has said before
     title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {folder}"
     try:
         with choose_view(title) as view, LocalWorkers(folder, config.workers) as workers:
@@ -129,7 +132,7 @@ def run_under_torchrun(out: Path | None, config: RunConfig) -> Outcome | None:
             "--out must be given under torchrun, so that all workers name the same folder",
             hint="for example --out runs/first",
         )
-    if (out / FOLDER / f"worker-{rank}.jsonl").exists():
+    if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not config.resume:
         raise SettingError(
             f"--out must be a new folder, and {out} holds another run", hint="name another folder"
         )

@@ -42,6 +42,12 @@ def train(
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="New folder for the results (below runs/).")
     ] = None,
+    save_every: Annotated[
+        int, typer.Option(metavar="STEPS", help="Save a checkpoint every so many steps, and at the end.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out, if there is one.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Train a recipe, here on several workers or, started by torchrun, as one of its workers."""
@@ -54,6 +60,8 @@ def train(
         batch_size=batch_size,
         seed=seed,
         data=data,
+        save_every=save_every,
+        resume=resume,
     )
     config = resolve(recipe, registry.get(recipe), choices)
     outcome = run_under_torchrun(out, config) if torchrun else run_here(new_folder(out, config), config)

@@ -67,7 +67,7 @@ class Link:
         self._optimizer = optimizer
         self._buckets = buckets
         self._num_trainable = _num_trainable(optimizer)
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
         self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
         self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
@@ -138,6 +138,15 @@ class Link:
         self._steps = saved["steps"]
         self._state = state.load(self._state, saved["state"])
 
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Load this worker's share of what another number of workers saved."""
+        state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
+        self.load_state_dict({**saved[0], "state": state})
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every worker's text, in order of rank; called by all workers."""
+        return replicas.gather_texts(text, self._engine, self._wait)
+
     # -- what users steer -------------------------------------------------------------------------
 
     @contextlib.contextmanager
@@ -179,12 +188,13 @@ class Link:
             self._adopt_last()
 
     def settle(self) -> None:
-        """Finish the steps still under way, so that the parameters are those after the last step.
+        """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
 
-        Only overlap="forward" leaves any. Forward passes and state dicts do it by themselves; call
-        it before code that reads parameters directly, such as a moving average.
+        Called by all workers. Forward passes and state dicts finish the steps they need by
+        themselves; call it before code that reads parameters directly, such as a moving average.
         """
         self._reducer.settle()
+        self._mixer.finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -233,9 +243,9 @@ class Link:
         """Nobody closes its connections while others still talk."""
         everyone = self._engine.all_reduce_(torch.zeros(1))
         self._tell("detaching")
-        if not everyone.wait(self._timeout_s):
+        if not everyone.wait(self.timeout_s):
             raise self._wire.late(
-                f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach"
+                f"worker {self.rank} has waited {self.timeout_s:g} s for the others to detach"
             )
 
     def __enter__(self) -> Self:
@@ -335,8 +345,8 @@ class Link:
         began = time.perf_counter()
         self._tell("waiting")
         try:
-            if not work.wait(self._timeout_s):
-                error = self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s")
+            if not work.wait(self.timeout_s):
+                error = self._wire.late(f"worker {self.rank} has waited {self.timeout_s:g} s")
                 self._wire.fail(error)  # which ends the work too, with the cause that was told first
                 raise work.error or error
         finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from thinwire.engine.link import Link
 from thinwire.events import Evaluated, Record, RunEnded, Summary
 from thinwire.recipes.base import Plan, Recipe, Samples, Training
 from thinwire.recipes.config import RunConfig
+from thinwire.recipes.keep import Course, keep
 from thinwire.recipes.meter import Meter
 from thinwire.strategies import registry as strategies
 from thinwire.strategies.base import overrides
@@ -30,6 +32,8 @@ class Worker:
 
     rank: int
     world_size: int
+    checkpoints: Path | None = None
+    """The folder for them, the same on all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def train(
     )
     model = training.model()
     optimizer = training.optimizer(model, plan)
-    schedule = training.schedule(optimizer, plan)
+    course = Course(optimizer, training.schedule, plan)
     strategy = strategies.build(config.strategy, config.settings)
     with attach(model, optimizer, strategy) as link, on_error or nullcontext():
         # from here on workers draw different numbers (dropout), still the same in every run
@@ -70,24 +74,27 @@ def train(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )
         result = Result(0.0, 0.0)
-        for epoch in range(1, config.epochs + 1):
-            shards.set_epoch(epoch - 1)
-            model.train()
-            meter.start()
-            for batch in shards.batches(config.batch_size):
-                inputs, targets = data.train.take(batch)
-                optimizer.zero_grad()
-                loss = training.loss(model(inputs), targets)
-                value = loss.item()
-                meter.check(value, epoch)
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                meter.stepped(value, len(batch), epoch)
-            meter.pause()
-            result = evaluate(model, training, data.test, link)
-            if worker.rank == 0:
-                emit(_evaluated(recipe, meter, epoch, result))
+        with keep(config, worker.checkpoints, link, model, course, shards, meter) as checkpoints:
+            for epoch in range(shards.epoch + 1, config.epochs + 1):
+                if shards.epoch != epoch - 1:
+                    shards.set_epoch(epoch - 1)
+                model.train()
+                meter.start()
+                for batch in shards.batches(config.batch_size):
+                    inputs, targets = data.train.take(batch)
+                    optimizer.zero_grad()
+                    loss = training.loss(model(inputs), targets)
+                    value = loss.item()
+                    meter.check(value, epoch)
+                    loss.backward()
+                    optimizer.step()
+                    course.step()
+                    meter.stepped(value, len(batch), epoch)
+                    checkpoints.stepped()
+                meter.pause()
+                result = evaluate(model, training, data.test, link)
+                if worker.rank == 0:
+                    emit(_evaluated(recipe, meter, epoch, result))
         ended = meter.ended()
         summary = _summary(recipe, config, result, ended, link)
     emit(ended)
