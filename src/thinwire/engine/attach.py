@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
+import torch
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
@@ -64,7 +65,7 @@ def attach(
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
     _check_model(model, optimizer, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        wire: Wire = connect(process_group, timeout_s) or ThreadWorld(1).wire(0)
+        wire: Wire = connect(process_group, timeout_s, _device(model)) or ThreadWorld(1).wire(0)
     else:
         wire = process_group
 
@@ -82,6 +83,10 @@ def attach(
     except BaseException:
         wire.close()
         raise
+
+
+def _device(model: nn.Module) -> torch.device:
+    return next(p.device for p in model.parameters() if p.requires_grad)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:

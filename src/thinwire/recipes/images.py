@@ -28,7 +28,7 @@ class GreyImages:
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """A batch of shape (samples, 1, height, width), and its classes."""
-        where = torch.from_numpy(indices)
+        where = torch.from_numpy(indices).to(self.inputs.device)
         return self.inputs[where].unsqueeze(1).float().div_(self.highest), self.targets[where]
 
 

@@ -53,7 +53,9 @@ def work(
             # torch takes seconds to import: only now, when the others can see that this worker is up
             from thinwire.recipes.train import Worker, train
 
-            train(registry.get(config.recipe), config, Worker(rank, world_size), emit, failures)
+            worker = Worker(rank, world_size, int(environment.get("LOCAL_RANK", "0")))
+            trace = run / f"trace-worker-{rank}.json" if config.profile else None
+            train(registry.get(config.recipe), config, worker, emit, failures, trace)
             _leave()
 
 

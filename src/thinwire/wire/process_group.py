@@ -11,6 +11,7 @@ Facts of the backends this rests on (torch 2.8 to 2.13):
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -21,6 +22,7 @@ import torch.distributed as dist
 from thinwire.errors import PeerError, PeerLate
 from thinwire.wire.base import Work, finished
 from thinwire.wire.groups import pool
+from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters, blocked
 from thinwire.wire.watch import Watch
 
@@ -229,7 +231,8 @@ class ProcessGroupWire:
 
     def _settle(self, work: Work, wait: Wait) -> None:
         try:
-            wait()
+            with range_of("wire"):
+                wait()
         except RuntimeError as error:
             self._blame(error)
             return
@@ -277,13 +280,23 @@ def _has_nccl(group: dist.ProcessGroup) -> bool:
     return "nccl" in dist.get_backend_config(group)
 
 
-def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupWire | None:
+def _backend_for(device: torch.device | None) -> str | None:
+    """NCCL refuses workers that share a GPU, so those talk over Gloo; else torch's own choice."""
+    if device is None or device.type != "cuda":
+        return None
+    shared = int(os.environ.get("LOCAL_WORLD_SIZE", "1")) > torch.cuda.device_count()
+    return "gloo" if shared else None
+
+
+def connect(
+    process_group: dist.ProcessGroup | None, timeout_s: float, device: torch.device | None = None
+) -> ProcessGroupWire | None:
     """The wire over `process_group` (None: the default group, which is started under torchrun if
-    nobody has yet); None where there is no world to connect to."""
+    nobody has yet, for models on `device`); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
         if not dist.is_torchelastic_launched():
             return None
-        pool.start_world()
+        pool.start_world(_backend_for(device))
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     group = pool.take(dist.get_process_group_ranks(base), timeout_s, "strategy")
