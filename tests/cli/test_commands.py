@@ -35,7 +35,10 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--batch-size",
         "--seed",
         "--data",
+        "--device",
         "--out",
+        "--tensorboard",
+        "--profile",
         "--json",
     ]
 
@@ -70,6 +73,8 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         ("train digit-cnn", 1, "recipe must be one of digits-cnn, mnist-cnn", "did you mean 'digits-cnn'?"),
         ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
         ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
+        ("train ptb-lstm --data /", 1, "no text files in /", "ptb.train.txt"),
+        ("train --device gpu", 1, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'", ""),
         ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
         ("train --set overlap", 2, "--set expects KEY=VALUE, got 'overlap'", "see `thinwire train --help`"),
         ("train --worker 2", 2, "no such option: --worker", "see `thinwire train --help`"),

@@ -48,7 +48,8 @@ def content(path: Path) -> bytes:
 def read_npz(path: Path, names: Sequence[str], hint: str) -> Mapping[str, NDArray[Any]]:
     """The arrays called `names` in an .npz file; nothing pickled is ever loaded."""
     try:
-        with np.load(path, allow_pickle=False) as file:
+        # opened here: numpy leaves a file open that turns out to be damaged
+        with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             missing = [name for name in names if name not in file]
             if missing:
                 held = ", ".join(file.files) or "nothing"

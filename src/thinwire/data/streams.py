@@ -79,7 +79,8 @@ class Streams:
         self._rows = rows
         left = np.arange(self.num_samples)
         for past_rows, num_done in self.past:
-            left = _cut(left, past_rows)[:, num_done:].reshape(-1)
+            table = _cut(left, past_rows)
+            left = np.concatenate([table[:, num_done:].reshape(-1), left[table.size :]])
         table = _cut(left, rows)
         if table.size == 0 and not self.past:
             raise SettingError(

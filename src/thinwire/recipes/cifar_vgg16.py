@@ -23,13 +23,13 @@ def cifar_vgg16() -> Recipe:
 
 def _training() -> Training:
     from thinwire.data import load_cifar
-    from thinwire.recipes import colour, convnets, images
+    from thinwire.recipes import colour, convnets, usual
 
     return Training(
         data=lambda folder: colour.colour_images(load_cifar(folder)),
         model=convnets.vgg16,
         optimizer=partial(colour.sgd, rate_at_128=0.05),
-        schedule=images.one_cycle,
-        loss=images.cross_entropy,
-        score=images.num_correct,
+        schedule=usual.one_cycle,
+        loss=usual.cross_entropy,
+        score=usual.num_correct,
     )

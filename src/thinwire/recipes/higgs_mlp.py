@@ -23,13 +23,13 @@ def higgs_mlp() -> Recipe:
 
 def _training() -> Training:
     from thinwire.data import load_higgs
-    from thinwire.recipes import images, tables
+    from thinwire.recipes import tables, usual
 
     return Training(
         data=lambda folder: tables.rows(load_higgs(folder)),
         model=tables.mlp,
-        optimizer=partial(images.adamw, rate_at_64=0.002),
-        schedule=images.one_cycle,
-        loss=images.cross_entropy,
-        score=images.num_correct,
+        optimizer=partial(usual.adamw, rate_at_64=0.002),
+        schedule=usual.one_cycle,
+        loss=usual.cross_entropy,
+        score=usual.num_correct,
     )

@@ -23,13 +23,13 @@ def text_transformer() -> Recipe:
 
 def _training() -> Training:
     from thinwire.data import load_tokens
-    from thinwire.recipes import images, text, transformer
+    from thinwire.recipes import text, transformer, usual
 
     return Training(
         data=lambda folder: text.pieces(load_tokens(folder), length=64, order="shuffled"),
         model=lambda: transformer.Transformer(length=64, width=256, num_blocks=4, num_heads=4, dropout=0.3),
         optimizer=partial(transformer.adamw, rate_at_32=0.001),
-        schedule=images.one_cycle,
+        schedule=usual.one_cycle,
         loss=text.token_loss,
         score=text.summed_loss,
         metric=text.perplexity,
