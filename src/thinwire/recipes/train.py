@@ -64,14 +64,11 @@ def train(
     torch.manual_seed(config.seed)
     device = choose_device(config.device, worker.local_rank)
     training = recipe.training()
-    with device:  # tensors that hold the data are made where they are used: these data sets are small
+    with device:  # the data is small: its tensors are made where they are used
         data = training.data(config.data_folder)
     shards = shards_of(data, config, worker)
-    plan = Plan(
-        world_size=worker.world_size,
-        batch_size=config.batch_size,
-        num_steps=config.epochs * shards.num_batches(config.batch_size),
-    )
+    num_steps = config.epochs * shards.num_batches(config.batch_size)
+    plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
     model = training.model().to(device)
     optimizer = training.optimizer(model, plan)
     schedule = training.schedule(optimizer, plan)
@@ -81,8 +78,7 @@ def train(
         on_error or nullcontext(),
         profiling(trace, plan.num_steps, device) as step_done,
     ):
-        # from here on workers draw different numbers (dropout), still the same in every run
-        torch.manual_seed(int(np.random.SeedSequence([config.seed, worker.rank]).generate_state(1)[0]))
+        seed_apart(config.seed, worker.rank)
         meter = Meter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )
@@ -115,6 +111,11 @@ def train(
     emit(ended)
     if worker.rank == 0:
         emit(summary)
+
+
+def seed_apart(seed: int, rank: int) -> None:
+    """From here on workers draw different numbers (dropout, crops), still the same in every run."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
 
 
 def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:
