@@ -35,9 +35,12 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--batch-size",
         "--seed",
         "--data",
+        "--device",
         "--out",
         "--save-every",
         "--resume",
+        "--tensorboard",
+        "--profile",
         "--json",
     ]
 
@@ -72,6 +75,8 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         ("train digit-cnn", 1, "recipe must be one of digits-cnn, mnist-cnn", "did you mean 'digits-cnn'?"),
         ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
         ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
+        ("train ptb-lstm --data /", 1, "no text files in /", "ptb.train.txt"),
+        ("train --device gpu", 1, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'", ""),
         ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
         ("train --resume", 1, "--resume needs --out: the folder of the run to go on with", ""),
         ("train --save-every -1", 1, "save every must be 0 or more steps, got -1", ""),

@@ -75,7 +75,7 @@ def worker(run: Path, stage: int) -> None:
     )
     diary = run / f"samples-{stage}-{dist.get_rank()}"
     recipe = recorded(diary)
-    where = Worker(dist.get_rank(), dist.get_world_size(), run / "checkpoints")
+    where = Worker(dist.get_rank(), dist.get_world_size(), checkpoints=run / "checkpoints")
     train(recipe, resolve("recorded", recipe, choices), where, lambda record: None)
 
 

@@ -27,6 +27,7 @@ from thinwire.strategies.base import Gradients, Strategy, overrides
 from thinwire.traffic import Sizes
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
+from thinwire.wire.ranges import range_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,7 +292,10 @@ class Link:
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
     def reduce(self, bucket: Gradients) -> Task:
-        return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
+        with range_of("reduce"):
+            return self._start(
+                self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}"
+            )
 
     def send_buffers(self) -> None:
         self._buffers.send(self._start)
@@ -321,14 +325,16 @@ class Link:
                 f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
                 hint="after freezing or unfreezing parameters, detach and attach again",
             )
-        self._mixer.land(self._steps)
+        with range_of("land"):
+            self._mixer.land(self._steps)
 
     def _after_step(self) -> None:
         self._reducer.record_step()
         self._steps += 1
         self._tell()
         if overrides(self.strategy, "mix"):
-            self._mixer.launch(self._steps)
+            with range_of("mix"):
+                self._mixer.launch(self._steps)
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
@@ -345,7 +351,9 @@ class Link:
         began = time.perf_counter()
         self._tell("waiting")
         try:
-            if not work.wait(self.timeout_s):
+            with range_of("wait"):
+                arrived = work.wait(self.timeout_s)
+            if not arrived:
                 error = self._wire.late(f"worker {self.rank} has waited {self.timeout_s:g} s")
                 self._wire.fail(error)  # which ends the work too, with the cause that was told first
                 raise work.error or error

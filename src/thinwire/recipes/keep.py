@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from thinwire.data import Shards
+from thinwire.data import Shards, Streams
 from thinwire.engine.checkpoint import Checkpoint
 from thinwire.engine.link import Link
-from thinwire.recipes.base import Plan
+from thinwire.recipes.base import Carried, Plan
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.meter import Meter
 
@@ -63,6 +65,25 @@ class Course:
 
 
 @dataclass(slots=True)
+class Carry:
+    """What a model carries from batch to batch, as an LSTM does; each worker has its own."""
+
+    device: torch.device
+    state: Carried = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing if nothing is carried."""
+        return {} if self.state is None else {str(i): t for i, t in enumerate(self.state)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.state = tuple(saved[str(i)].to(self.device) for i in range(len(saved))) or None
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Other workers hold other rows of text, to which nothing that was carried belongs."""
+        self.state = None
+
+
+@dataclass(slots=True)
 class Keeper:
     """Saves every so many steps, and at the end."""
 
@@ -91,8 +112,9 @@ def keep(
     link: Link,
     model: nn.Module,
     course: Course,
-    shards: Shards,
+    shards: Shards | Streams,
     meter: Meter,
+    carry: Carry,
 ) -> Iterator[Keeper]:
     """Go on from the newest checkpoint if that is asked for; then save as `config` says, the end included."""
     if folder is None or not (config.save_every or config.resume):
@@ -109,6 +131,7 @@ def keep(
         schedule=course,
         shards=shards,
         meter=meter,
+        carry=carry,
     ) as checkpoint:
         num_steps = meter.plan.num_steps
         saved = checkpoint.load() if config.resume else None
@@ -122,7 +145,9 @@ def keep(
         keeper.save()
 
 
-def steps_left(shards: Shards, config: RunConfig) -> int:
+def steps_left(shards: Shards | Streams, config: RunConfig) -> int:
     """Steps from where `shards` stands to the end of the last epoch."""
-    whole = replace(shards, epoch=0, position=0, _order=None).num_batches(config.batch_size)
+    fresh = copy(shards)
+    fresh.set_epoch(0)
+    whole = fresh.num_batches(config.batch_size)
     return shards.num_batches(config.batch_size) + (config.epochs - 1 - shards.epoch) * whole

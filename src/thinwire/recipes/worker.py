@@ -53,8 +53,10 @@ def work(
             # torch takes seconds to import: only now, when the others can see that this worker is up
             from thinwire.recipes.train import Worker, train
 
-            worker = Worker(rank, world_size, run / CHECKPOINTS)
-            train(registry.get(config.recipe), config, worker, emit, failures)
+            local_rank = int(environment.get("LOCAL_RANK", "0"))
+            worker = Worker(rank, world_size, local_rank, run / CHECKPOINTS)
+            trace = run / f"trace-worker-{rank}.json" if config.profile else None
+            train(registry.get(config.recipe), config, worker, emit, failures, trace)
             _leave()
 
 
