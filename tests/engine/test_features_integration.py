@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
-from tests.exact.compare import Arrays, arrays, difference, same_bits
+from tests.exact.compare import Arrays, arrays, difference, once, same_bits
 from tests.exact.place import Place, Scenario, alone, batch, in_threads, loss_of, net, sgd
 from tests.exact.test_attachment import hooks, wider
 from tests.exact.test_buffers import NORMS
@@ -33,7 +32,7 @@ def run_all() -> dict[str, Arrays]:
     return {name: scenario(Place("process")) for name, scenario in SCENARIOS.items()}
 
 
-@functools.cache
+@once
 def two_workers() -> list[dict[str, Arrays]]:
     return run_processes(2, run_all, timeout_s=500)
 
@@ -88,7 +87,7 @@ def run_three() -> dict[str, Any]:
     }
 
 
-@functools.cache
+@once
 def three_workers() -> list[dict[str, Any]]:
     return run_processes(3, run_three, timeout_s=500)
 

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import nn
 
 Arrays = dict[str, "np.ndarray[Any, Any]"]
+T = TypeVar("T")
+
+
+def once(run: Callable[..., T]) -> Callable[..., T]:
+    """Like functools.cache, for what many tests look at; a failure is remembered too, not tried again."""
+
+    @functools.cache
+    def outcome(*args: Hashable) -> tuple[T | None, Exception | None]:
+        try:
+            return run(*args), None
+        except Exception as error:  # noqa: BLE001  # raised below, to everyone who asks
+            return None, error
+
+    def result(*args: Hashable) -> T:
+        value, error = outcome(*args)
+        if error is not None:
+            raise error
+        return value  # type: ignore[return-value]  # no error, hence a T
+
+    return result
 
 
 def arrays(model: nn.Module) -> Arrays:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import pytest
 import torch
 
-from tests.exact.compare import Arrays, difference, same_bits
+from tests.exact.compare import Arrays, difference, once, same_bits
 from tests.exact.training import OVERLAPS, TRAININGS, Training, alone
 from tests.worlds import run_processes
 
@@ -31,7 +29,7 @@ def train_all(trainings: list[Training]) -> Results:
     return results
 
 
-@functools.cache
+@once
 def world(world_size: int) -> list[Results]:
     trainings = in_float64 + (in_float32 if world_size == 2 else [])
     return run_processes(world_size, train_all, trainings, timeout_s=800)
