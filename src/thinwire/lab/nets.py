@@ -3,16 +3,18 @@
 Per-layer shapes and multiply-adds are computed from each architecture's definition. Seconds come from
 published throughput; tags as in the design notes ([read], [recall], [derived]; recall is not verified):
 
-| name     | throughput of one worker  | batch | where from                                                        |
-|----------|---------------------------|-------|-------------------------------------------------------------------|
-| resnet50 | 52.873 samples/s [read]   | 256   | gTop-k authors' plotting script, P=1; really 16 micro-steps of 16 |
-| vgg16    | 1317.333 samples/s [read] | 128   | same (their P=32 breakdown says 0.1395 s, not 0.0972)             |
-| alexnet  | 173.469 samples/s [read]  | 64    | same (their P=32 breakdown says 0.2572 s, not 0.3689)             |
-| resnet20 | 920.632 samples/s [read]  | 128   | same                                                              |
-| lstm-ptb | 392.0 sequences/s [read]  | 100   | same; the unit is [derived]: with batch 20 the measured all-reduce |
-|          |                           |       | would beat its ring limit, with 100 it is 10x above it, as theirs are |
-| vgg-a    | 2510/90 images/s [recall] | 4     | Das 2016: 2510 images/s on 128 nodes is 90x one; 512 images / 128 nodes |
-| dnn7     | 4600 frames/s [recall]    | 64    | Das 2016, one node; 1024 frames over 16 nodes [recall]            |
+| name     | one worker's throughput   | batch | where from                                            |
+|----------|---------------------------|-------|-------------------------------------------------------|
+| resnet50 | 52.873 samples/s [read]   | 256   | gTop-k authors' plotting script, P=1 (they accumulate |
+|          |                           |       | 16 micro-steps of 16; here it is one step)            |
+| vgg16    | 1317.333 samples/s [read] | 128   | same (their P=32 breakdown: 0.1395 s, not 0.0972)     |
+| alexnet  | 173.469 samples/s [read]  | 64    | same (their P=32 breakdown: 0.2572 s, not 0.3689)     |
+| resnet20 | 920.632 samples/s [read]  | 128   | same                                                  |
+| lstm-ptb | 392.0 [read] sequences/s  | 100   | same; unit and batch are [derived]: with 20 their     |
+|          |                           |       | dense all-reduce would beat its own ring limit        |
+| vgg-a    | 2510/90 images/s [recall] | 4     | Das 2016: 2510 images/s on 128 nodes, 90x one node;   |
+|          |                           |       | 512 images on 128 nodes                               |
+| dnn7     | 4600 frames/s [recall]    | 64    | Das 2016, one node; 1024 frames on 16 nodes [recall]  |
 
 Backward takes twice as long as forward: data gradient and weight gradient cost one forward each ([read],
 the 3 * 2 in the computation formula of Das 2016). Inside each, a layer's share is its multiply-adds.

@@ -1,4 +1,4 @@
-"""How fast this host computes and how far it is: 16 bytes shared between the lab and one worker.
+"""How fast this host computes and how far it is: a few bytes shared between the lab and one worker.
 
 The lab writes the speed, the worker writes its step; both are seen at once, without a message or a lock.
 """
@@ -14,7 +14,10 @@ PACE_VARIABLE = "THINWIRE_LAB_PACE"
 """Environment variable naming the file; set by the lab for every worker."""
 
 _SPEED = struct.Struct("=d")
-_STEPS = struct.Struct("=q")
+_COUNT = struct.Struct("=q")
+_STEPS_AT = _SPEED.size
+_RELEASED_AT = _SPEED.size + _COUNT.size
+_SIZE = _SPEED.size + 2 * _COUNT.size
 
 
 class Pace:
@@ -22,12 +25,13 @@ class Pace:
 
     def __init__(self, path: Path) -> None:
         with path.open("r+b") as file:
-            self._bytes = mmap.mmap(file.fileno(), _SPEED.size + _STEPS.size)
+            self._bytes = mmap.mmap(file.fileno(), _SIZE)
 
     @staticmethod
     def create(path: Path, *, speed: float = 1.0) -> Pace:
-        """Make the file and open it."""
-        path.write_bytes(_SPEED.pack(speed) + _STEPS.pack(0))
+        """Make the file and open it; one that is there already is made new in place."""
+        with path.open("r+b" if path.exists() else "wb") as file:
+            file.write(_SPEED.pack(speed) + 2 * _COUNT.pack(0))
         return Pace(path)
 
     @staticmethod
@@ -46,11 +50,21 @@ class Pace:
 
     @property
     def steps(self) -> int:
-        return int(_STEPS.unpack_from(self._bytes, _SPEED.size)[0])
+        """Optimizer steps the worker has done."""
+        return int(_COUNT.unpack_from(self._bytes, _STEPS_AT)[0])
 
     @steps.setter
     def steps(self, value: int) -> None:
-        _STEPS.pack_into(self._bytes, _SPEED.size, value)
+        _COUNT.pack_into(self._bytes, _STEPS_AT, value)
+
+    @property
+    def released(self) -> int:
+        """The last step at which a scheduled fault has happened: a worker that waited there goes on."""
+        return int(_COUNT.unpack_from(self._bytes, _RELEASED_AT)[0])
+
+    @released.setter
+    def released(self, value: int) -> None:
+        _COUNT.pack_into(self._bytes, _RELEASED_AT, value)
 
     def close(self) -> None:
         self._bytes.close()
