@@ -1,0 +1,27 @@
+"""Train PyTorch models on machines joined by ordinary networks."""
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+from thinwire import errors
+from thinwire.strategies.all_reduce import AllReduce
+from thinwire.strategies.silent import Silent
+
+if TYPE_CHECKING:
+    from thinwire.engine.attach import attach
+    from thinwire.engine.link import Link, Stats
+
+__all__ = ["AllReduce", "Link", "Silent", "Stats", "__version__", "attach", "errors"]
+
+__version__ = version("thinwire")
+
+# What needs torch is imported on first use: `thinwire --help` must not wait for it.
+_LAZY = {"Link": "thinwire.engine.link", "Stats": "thinwire.engine.link", "attach": "thinwire.engine.attach"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

@@ -1,0 +1,112 @@
+"""attach: hang a strategy on a user's model and optimizer."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch.distributed as dist
+from torch import nn
+from torch.optim import Optimizer
+
+from thinwire.engine import replicas
+from thinwire.engine.buckets import make_buckets
+from thinwire.engine.link import BufferPolicy, Link
+from thinwire.errors import SettingError, UsageError, check, check_one_of
+from thinwire.strategies.base import Strategy
+from thinwire.wire.base import Wire, Work
+from thinwire.wire.process_group import connect
+from thinwire.wire.threads import ThreadWorld
+
+# By name: importing them only to compare would cost every user a second at the start.
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+BUCKET_BYTES = 25 << 20
+TIMEOUT_S = 300.0
+
+
+def attach(
+    model: nn.Module,
+    optimizer: Optimizer,
+    strategy: Strategy,
+    *,
+    process_group: dist.ProcessGroup | Wire | None = None,
+    bucket_bytes: int = BUCKET_BYTES,
+    buffers: BufferPolicy = "rank0",
+    timeout_s: float = TIMEOUT_S,
+) -> Link:
+    """Train `model` together with the other workers, the way `strategy` says.
+
+    All workers call it with the same model; they start from rank 0's weights and buffers. Model,
+    optimizer and their state dicts stay the user's own. Under torchrun the default process group
+    is used, and started if nobody has; without torchrun it is a world of one, which sends nothing.
+
+    Args:
+        model: an ordinary module, not wrapped in DDP or FSDP; compiled is fine.
+        optimizer: any torch.optim optimizer over the model's parameters.
+        strategy: how the workers talk, such as `AllReduce()`.
+        process_group: the workers to train with, if not all of them (or a `Wire`).
+        bucket_bytes: gradients travel in pieces of about this size.
+        buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local".
+        timeout_s: how long to wait for a worker that is alive before giving up.
+
+    >>> import torch, thinwire as tw
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> with tw.attach(model, optimizer, tw.AllReduce()) as link:
+    ...     model(torch.ones(4, 2)).sum().backward()
+    ...     optimizer.step()
+    >>> link.stats.steps, link.stats.sent_bytes
+    (1, 0)
+    """
+    check_one_of("buffers", buffers, get_args(BufferPolicy))
+    check(bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes)
+    check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
+    _check_model(model, optimizer, strategy)
+    if process_group is None or isinstance(process_group, dist.ProcessGroup):
+        wire: Wire = connect(process_group, timeout_s) or ThreadWorld(1).wire(0)
+    else:
+        wire = process_group
+
+    def wait(work: Work) -> None:
+        if not work.wait(timeout_s):
+            raise wire.late(f"worker {wire.rank} has waited {timeout_s:g} s for the others to attach")
+
+    settings = {"strategy": repr(strategy), "bucket_bytes": str(bucket_bytes), "buffers": buffers}
+    try:
+        replicas.check_alike(replicas.describe(model, settings), wire, wait)
+        replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
+        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        buckets = make_buckets(trainable, bucket_bytes)
+        return Link(model, optimizer, strategy, wire, buckets, buffers=buffers, timeout_s=timeout_s)
+    except BaseException:
+        wire.close()
+        raise
+
+
+def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
+    if isinstance(strategy, type) or not hasattr(strategy, "rounds"):
+        raise SettingError(
+            f"strategy must be a strategy object, got {strategy!r}", hint="for example tw.AllReduce()"
+        )
+    if not isinstance(optimizer, Optimizer):
+        raise SettingError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    for name, module in model.named_modules():
+        wrappers = _WRAPPERS & {base.__name__ for base in type(module).__mro__}
+        if wrappers:
+            raise UsageError(
+                f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
+                hint="attach the plain model: thinwire takes the place of that wrapper",
+            )
+    parameters = dict(model.named_parameters())
+    for name, parameter in parameters.items():
+        if "DTensor" in {type(parameter).__name__, type(parameter.data).__name__}:
+            raise UsageError(f"parameter {name} is a DTensor; thinwire trains plain replicas")
+    if not any(p.requires_grad for p in parameters.values()):
+        raise SettingError("model has no parameter that requires a gradient")
+    own = {id(p) for p in parameters.values()}
+    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    if strange:
+        raise SettingError(
+            f"optimizer holds {strange} parameter(s) that are not in the model, so nobody would send them",
+            hint="attach one module that holds all of them, for example an nn.ModuleList",
+        )

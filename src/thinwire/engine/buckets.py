@@ -1,0 +1,153 @@
+"""Which parameters travel together, in which order, and how they become one flat tensor.
+
+A bucket is scratch: the user's parameters and gradients are copied in and out and never moved.
+Layout of `gradient`: large tensors, then small ones (one dimension or less), then one number that
+says how much this worker's gradient counts, then one flag per parameter that says whether this
+step used it. So everything that must arrive exact is one piece at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from thinwire.errors import UsageError
+from thinwire.traffic import Sizes
+
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that the wire starts early in backward."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """What bucket planning needs to know of one parameter."""
+
+    num_bytes: int
+    kind: Hashable
+    """Only parameters of one kind (dtype, device) share a bucket."""
+
+
+def plan(items: Sequence[Item], bucket_bytes: int) -> list[list[int]]:
+    """Cut parameters into buckets, last parameter first, as backward fills them.
+
+    A bucket is closed when it has reached `bucket_bytes` (the first one of all: 1 MiB), so only
+    one larger parameter, or the last to come, can make it larger or leave it smaller.
+
+    >>> plan([Item(4, "cpu"), Item(4, "cpu"), Item(4, "cpu")], bucket_bytes=8)
+    [[2, 1], [0]]
+    """
+    closed: list[list[int]] = []
+    filling: dict[Hashable, list[int]] = {}
+    for index in reversed(range(len(items))):
+        kind = items[index].kind
+        bucket = filling.setdefault(kind, [])
+        bucket.append(index)
+        limit = min(bucket_bytes, FIRST_BUCKET_BYTES) if not closed else bucket_bytes
+        if sum(items[i].num_bytes for i in bucket) >= limit:
+            closed.append(filling.pop(kind))
+    return closed + list(filling.values())
+
+
+class ParameterBucket:
+    """Some parameters of the model, and the flat scratch tensor their gradients travel in."""
+
+    def __init__(self, index: int, names: Sequence[str], parameters: Sequence[Parameter]) -> None:
+        order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() <= 1)
+        self.index = index
+        self.names = [names[i] for i in order]
+        self.parameters = [parameters[i] for i in order]
+        sizes = [p.numel() for p in self.parameters]
+        self.num_parameters = sum(sizes)
+        self.exact_from = sum(p.numel() for p in self.parameters if p.dim() > 1)
+        example = self.parameters[0]
+        self.gradient = torch.zeros(
+            self.num_parameters + 1 + len(sizes), dtype=example.dtype, device=example.device
+        )
+        self._views = self._split(self.gradient[: self.num_parameters])
+        self._weight = self.gradient[self.num_parameters : self.num_parameters + 1]
+        self._used = self.gradient[self.num_parameters + 1 :]
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        parts = flat.split([p.numel() for p in self.parameters])
+        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    # -- gradients --------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def gather_(self, weight: float) -> None:
+        """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
+        grads = [p.grad for p in self.parameters]
+        if any(g is None for g in grads):
+            self.gradient.zero_()
+            present = [(v, g) for v, g in zip(self._views, grads, strict=True) if g is not None]
+            views, present_grads = [v for v, _ in present], [g for _, g in present]
+            self._used.copy_(torch.tensor([float(g is not None) for g in grads]))
+        else:
+            views, present_grads = self._views, [g for g in grads if g is not None]
+            self._used.fill_(1.0)
+        for name, grad in zip(self.names, grads, strict=True):
+            if grad is not None and grad.layout != torch.strided:
+                raise UsageError(
+                    f"the gradient of {name} is sparse ({grad.layout}), which thinwire cannot send",
+                    hint="make the embedding with sparse=False",
+                )
+        if present_grads:
+            torch._foreach_copy_(views, present_grads)
+        if weight != 1.0:
+            self.gradient[: self.num_parameters].mul_(weight)
+        self._weight.fill_(weight)
+
+    @torch.no_grad()
+    def scatter_(self, *, weighted: bool) -> None:
+        """Copy the reduced gradients back; a parameter no worker used keeps having none."""
+        if weighted:
+            self.gradient[: self.num_parameters].div_(self._weight)
+        grads = [p.grad for p in self.parameters]
+        have = [(g, v) for g, v in zip(grads, self._views, strict=True) if g is not None]
+        if have:
+            torch._foreach_copy_([g for g, _ in have], [v for _, v in have])
+        if len(have) < len(grads):
+            used_somewhere = (self._used != 0).tolist()
+            for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
+                if parameter.grad is None and used:
+                    parameter.grad = view.clone(memory_format=torch.contiguous_format)
+
+    def mean_weight(self) -> float:
+        """After a reduction: how much the workers' gradients counted, on average."""
+        return float(self._weight.item())
+
+    # -- parameters -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def read(self, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = torch.empty(
+                self.num_parameters, dtype=self.gradient.dtype, device=self.gradient.device
+            )
+        torch._foreach_copy_(self._split(out), self.parameters)
+        return out
+
+    @torch.no_grad()
+    def write_(self, data: Tensor) -> None:
+        torch._foreach_copy_(self.parameters, self._split(data))
+
+    @torch.no_grad()
+    def add_(self, data: Tensor, scale: float = 1.0) -> None:
+        torch._foreach_add_(self.parameters, self._split(data), alpha=scale)
+
+
+def make_buckets(named: Sequence[tuple[str, Parameter]], bucket_bytes: int) -> list[ParameterBucket]:
+    """The buckets of a model's trainable parameters, in the order they go out."""
+    items = [Item(p.nbytes, (p.dtype, p.device)) for _, p in named]
+    return [
+        ParameterBucket(index, [named[i][0] for i in members], [named[i][1] for i in members])
+        for index, members in enumerate(plan(items, bucket_bytes))
+    ]
+
+
+def sizes_of(buckets: Sequence[ParameterBucket]) -> Sizes:
+    return Sizes(tuple((b.gradient.numel(), b.gradient.element_size()) for b in buckets))

@@ -1,0 +1,370 @@
+"""The link: a strategy joined to a user's model and optimizer, until it is detached."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import socket
+import time
+from collections.abc import Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thinwire.engine import replicas, state
+from thinwire.engine.buckets import ParameterBucket
+from thinwire.engine.driver import ProgressThread, Task
+from thinwire.engine.reducer import Reducer
+from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
+from thinwire.strategies.base import Strategy, overrides
+from thinwire.wire.base import Wire, Work
+from thinwire.wire.metered import Meter, MeteredWire
+
+BufferPolicy = Literal["rank0", "average", "local"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What a link has done so far on this worker."""
+
+    steps: int
+    """Optimizer steps."""
+    rounds: int
+    """Wire operations."""
+    sent_bytes: int
+    received_bytes: int
+    messages: int
+    """Messages sent."""
+    exposed_s: float
+    """Seconds the training thread waited for the wire with nothing else to do."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    task: Task
+    launched: int
+    """Steps done when it took off."""
+
+
+@dataclass(slots=True)
+class _BufferSync:
+    """Buffers on their way: batch-norm statistics and the like, flat by dtype."""
+
+    groups: list[list[Tensor]]
+    flats: list[Tensor]
+
+
+class Link:
+    """What `attach` returns. Leave it with `with`, or call `detach`; both are done by all workers."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        wire: Wire,
+        buckets: Sequence[ParameterBucket],
+        *,
+        buffers: BufferPolicy,
+        timeout_s: float,
+    ) -> None:
+        self.strategy = strategy
+        self.rank = wire.rank
+        self.world_size = wire.world_size
+        self._model = model
+        self._optimizer = optimizer
+        self._buckets = buckets
+        self._buffer_policy = buffers
+        self._timeout_s = timeout_s
+        self._meter = Meter()
+        self._wire = MeteredWire(wire, self._meter)
+        self._engine = self._wire.lane("engine")
+        self._steps = 0
+        self._exposed_s = 0.0
+        self._flights: list[_Flight] = []
+        self._buffer_sync: tuple[_BufferSync, Task] | None = None
+        self._attached = True
+        self._progress = ProgressThread("thinwire-progress")
+        self._state = strategy.init(buckets, self._wire)
+        self._reducer = Reducer(buckets, strategy.overlap, self)
+        self._mixes = overrides(strategy, "mix")
+        self._serving: Task | None = None
+        if overrides(strategy, "serve"):
+            self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
+        if overrides(strategy, "reduce"):
+            self._reducer.hook()
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+        ]
+
+    # -- what users ask ---------------------------------------------------------------------------
+
+    @property
+    def stats(self) -> Stats:
+        traffic = self._meter.traffic
+        return Stats(
+            steps=self._steps,
+            rounds=self._meter.rounds,
+            sent_bytes=traffic.sent_bytes,
+            received_bytes=traffic.received_bytes,
+            messages=traffic.messages,
+            exposed_s=self._exposed_s,
+        )
+
+    def consensus_distance(self) -> float:
+        """How far the workers' models are apart, relative to their size; called by all workers."""
+        return replicas.consensus_distance(self._buckets, self._engine, self._wait)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What of the link must survive a stop, for this worker."""
+        return {"strategy": repr(self.strategy), "steps": self._steps, "state": state.dump(self._state)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        if saved["strategy"] != repr(self.strategy):
+            raise DataError(
+                f"the saved state is of {saved['strategy']}, this link has {self.strategy!r}",
+                hint="attach with the strategy the state was saved with",
+            )
+        self._steps = saved["steps"]
+        self._state = state.load(self._state, saved["state"])
+
+    # -- what users steer -------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Gradients of backward passes in here only accumulate; the first one after it sends them."""
+        before, self._reducer.active = self._reducer.active, False
+        try:
+            yield
+        finally:
+            self._reducer.active = before
+
+    def weight(self, num_samples: float) -> None:
+        """How much the next backward counts: gradients become the mean over samples, not workers.
+
+        Call it on every worker before each backward. In a half-precision model the weight is
+        rounded to that precision, so pass a share of the usual batch rather than a large number.
+        """
+        valid = math.isfinite(num_samples) and num_samples >= 0
+        check(valid, "num_samples", "zero or a positive number", num_samples)
+        self._reducer.weight = float(num_samples)
+        self._reducer.weighted = True
+
+    @contextlib.contextmanager
+    def join(self) -> Iterator[None]:
+        """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
+        part with nothing to add until everyone has left, and ends with the last one's model."""
+        before, self._reducer.weighted = self._reducer.weighted, True
+        yield
+        if overrides(self.strategy, "reduce"):
+            while self._reducer.shadow() > 0:
+                pass
+        elif self._mixes:
+            raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
+        self._reducer.weighted = before
+        if self.strategy.replicas_agree:
+            self._adopt_last()
+
+    @torch.no_grad()
+    def average_(self) -> None:
+        """Overwrite all workers' parameters and floating-point buffers with their mean."""
+        replicas.average_tensors_(self._averageable(), self._engine, self._wait)
+
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The mean model in here, the worker's own again after it."""
+        tensors = self._averageable()
+        own = [t.detach().clone() for t in tensors]
+        self.average_()
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for tensor, saved in zip(tensors, own, strict=True):
+                    tensor.copy_(saved)
+
+    # -- ending -----------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Finish what is under way and take every hook off; a second call does nothing."""
+        if not self._attached:
+            return
+        self._unhook()
+        try:
+            for flight in self._flights:
+                self._touch_down(flight)
+                self._wait(flight.task)
+            self._stop_serving()
+            self._leave_together()
+        except PeerError:
+            self._progress.stop()
+            self._wire.close()
+            raise
+        self._progress.stop()
+        self._wire.close()
+
+    def _leave_together(self) -> None:
+        """Nobody closes its connections while others still talk."""
+        everyone = self._engine.all_reduce_(torch.zeros(1))
+        self._tell("detaching")
+        if not everyone.wait(self._timeout_s):
+            raise self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.detach()
+        elif self._attached:
+            self._unhook()
+            self._abandon(error)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Leave because of an error: tell the others why, so that they need not wait to find out."""
+        if not isinstance(error, PeerError):
+            host = socket.gethostname()
+            cause = f"{type(error).__name__}: {error}".strip().rstrip(":")
+            self._wire.fail(
+                PeerLost(
+                    f"worker {self.rank} on {host} left at step {self._steps} with {cause}",
+                    rank=self.rank,
+                    host=host,
+                    hint="see that worker's own output",
+                )
+            )
+        for flight in self._flights:
+            flight.task.coroutine.close()
+        self._stop_serving()
+        self._progress.stop()
+        self._wire.close()
+
+    def _unhook(self) -> None:
+        self._attached = False
+        self._reducer.unhook()
+        for handle in self._handles:
+            handle.remove()
+
+    def _stop_serving(self) -> None:
+        if self._serving is not None:
+            self._serving.coroutine.close()
+
+    # -- what backward asks (the reducer's Launcher) ------------------------------------------------
+
+    def reduce(self, bucket: ParameterBucket) -> Task:
+        return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
+
+    def backward_begins(self) -> None:
+        """Forward has been run, so the buffers are those of this step: send them beside the gradients."""
+        if self._buffer_policy == "local" or self.world_size == 1:
+            return
+        every = self._buffer_policy == "rank0"
+        buffers = [b for b in self._model.buffers() if every or b.is_floating_point()]
+        if groups := replicas.chunks(buffers):
+            sync = _BufferSync(groups, [torch.cat([b.detach().reshape(-1) for b in g]) for g in groups])
+            self._buffer_sync = sync, self._start(self._sync_buffers(sync), "buffers")
+
+    def wait(self, task: Task) -> None:
+        self._wait(task)
+
+    def backward_ends(self) -> None:
+        self._reducer.weight = 1.0
+        if self._buffer_sync is None:
+            return
+        sync, task = self._buffer_sync
+        self._buffer_sync = None
+        self._wait(task)
+        with torch.no_grad():  # only now: backward may still have needed the old values
+            for buffers, flat in zip(sync.groups, sync.flats, strict=True):
+                parts = flat.split([b.numel() for b in buffers])
+                for buffer, part in zip(buffers, parts, strict=True):
+                    buffer.copy_(part.view(buffer.shape))
+
+    async def _sync_buffers(self, sync: _BufferSync) -> None:
+        for flat in sync.flats:
+            if self._buffer_policy == "rank0":
+                await self._engine.broadcast_(flat.view(torch.uint8), source=0)
+            else:
+                await self._engine.all_reduce_(flat)
+                flat /= self.world_size
+
+    # -- what the optimizer's step asks -------------------------------------------------------------
+
+    def _before_step(self) -> None:
+        upcoming = self._steps + 1
+        for flight in list(self._flights):
+            promise = flight.task.flight
+            assert promise is not None, "a mix that never took off was waited for when it started"
+            due = flight.launched + promise.after
+            if upcoming < due or (not flight.task.landing.done() and upcoming < due + promise.late):
+                continue
+            self._touch_down(flight)
+            self._flights.remove(flight)
+
+    def _after_step(self) -> None:
+        self._steps += 1
+        self._tell()
+        if not self._mixes:
+            return
+        tasks = [
+            self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
+            for bucket in self._buckets
+        ]
+        for task in tasks:
+            self._wait(task.aloft)
+            if not task.done():
+                self._flights.append(_Flight(task, self._steps))
+
+    def _touch_down(self, flight: _Flight) -> None:
+        self._wait(flight.task.landing)
+        self._progress.driver.touch_down(flight.task)
+        if flight.task.error is not None:
+            raise flight.task.error
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
+        return self._progress.driver.start(coroutine, name)
+
+    def _wait(self, work: Work) -> None:
+        """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""
+        if work.done() and work.error is None:
+            return
+        began = time.perf_counter()
+        self._tell("waiting")
+        try:
+            if not work.wait(self._timeout_s):
+                error = self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s")
+                self._wire.fail(error)  # which ends the work too, with the cause that was told first
+                raise work.error or error
+        finally:
+            self._exposed_s += time.perf_counter() - began
+        self._tell()
+
+    def _tell(self, doing: str = "") -> None:
+        self._wire.tell(f"step {self._steps}, {doing}" if doing else f"step {self._steps}")
+
+    def _averageable(self) -> list[Tensor]:
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        return [t for t in tensors if t.is_floating_point()]
+
+    def _adopt_last(self) -> None:
+        """Take model and optimizer of the worker that has done the most steps."""
+        steps = torch.empty(self.world_size, dtype=torch.int64)
+        self._wait(self._engine.all_gather(torch.tensor([self._steps]), steps))
+        source = int(steps.argmax())
+        if int(steps.min()) == int(steps.max()):
+            return
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        replicas.broadcast_tensors_(tensors, source, self._engine, self._wait)
+        optimizer = replicas.broadcast_state(self._optimizer.state_dict(), source, self._engine, self._wait)
+        if self.rank != source:
+            self._optimizer.load_state_dict(optimizer)
+        self._steps = int(steps.max())

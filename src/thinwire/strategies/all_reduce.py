@@ -1,0 +1,40 @@
+"""AllReduce: every gradient goes to everyone, summed on the way. Exact synchronous SGD."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from thinwire.errors import check_one_of
+from thinwire.strategies.base import Bucket, Overlap, Strategy
+from thinwire.traffic import Cluster, Round, Sizes
+from thinwire.wire.base import Wire
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllReduce(Strategy):
+    """Average gradients over all workers before every step.
+
+    The result is that of one worker with the whole batch, whatever the number of workers.
+
+    Reference: Das et al., Distributed Deep Learning Using Synchronous SGD, 2016, arXiv:1602.06709.
+    """
+
+    overlap: Overlap = "backward"
+    """Send a bucket as soon as backward has filled it ("backward"), or all after backward ("none")."""
+
+    def __post_init__(self) -> None:
+        check_one_of("AllReduce.overlap", self.overlap, get_args(Overlap))
+
+    @property
+    def replicas_agree(self) -> bool:
+        return True
+
+    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+        await wire.all_reduce_(bucket.gradient)
+        bucket.gradient.div_(wire.world_size)
+
+    def rounds(self, sizes: Sizes, cluster: Cluster) -> Iterable[Round]:
+        for num_bytes in sizes.bucket_bytes():
+            yield Round(op="all_reduce", send_bytes=num_bytes)

@@ -1,0 +1,403 @@
+"""The wire over a torch.distributed process group; the only file that names a backend.
+
+A lane is a process group of its own, so nothing here mixes with the user's own collectives.
+Facts of the backends this rests on (torch 2.8 to 2.13):
+- Gloo point-to-point handles cannot be polled: a thread must block in `wait` for each.
+- Gloo sends at half duplex unless every receive is posted before the sends.
+- Gloo's reduce-scatter sends as much as an all-reduce; all-to-all plus a sum sends half of that.
+- Gloo point-to-point with CUDA tensors kills the process, so CUDA is staged through pinned memory.
+- NCCL wants the two halves of an exchange grouped, ignores tags, and `wait` only orders streams.
+"""
+
+from __future__ import annotations
+
+import atexit
+import datetime
+import logging
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import PeerError, PeerLate
+from thinwire.wire.base import Work, finished
+from thinwire.wire.watch import Watch
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# torch 2.13 renamed these two
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+Wait = Callable[[], None]
+Issue = Callable[[], Wait]
+
+
+class ProcessGroupWire:
+    """One lane: collectives in order, waited for by one thread; exchanges by a thread each."""
+
+    def __init__(self, group: dist.ProcessGroup, watch: Watch, timeout_s: float) -> None:
+        self.rank: int = dist.get_rank(group)
+        self.world_size: int = dist.get_world_size(group)
+        self._group = group
+        self._watch = watch
+        self._timeout_s = timeout_s
+        self._lock = threading.Lock()
+        self._open: set[Work] = set()
+        self._error: BaseException | None = None
+        self._lanes: list[ProcessGroupWire] = []
+        self._in_order = _Threads(f"thinwire-lane-{group.group_name}", limit=1)
+        self._any_order = _Threads(f"thinwire-exchange-{group.group_name}")
+        watch.when_lost(self._end_all)
+
+    # -- operations -----------------------------------------------------------------------------
+
+    def all_reduce_(self, data: Tensor) -> Work:
+        return self._collective(
+            lambda x, _: _started(dist.all_reduce(x, group=self._group, async_op=True)), data, data
+        )
+
+    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
+        if not self._over_gloo(data):
+            return self._collective(
+                lambda x, y: _started(_reduce_scatter(y, x, group=self._group, async_op=True)),
+                data,
+                out,
+            )
+
+        def issue(x: Tensor, y: Tensor) -> Wait:
+            parts = torch.empty_like(x)
+            arrived = _started(dist.all_to_all_single(parts, x, group=self._group, async_op=True))
+
+            def wait() -> None:
+                arrived()
+                torch.sum(parts.view(self.world_size, -1), dim=0, out=y.view(-1))
+
+            return wait
+
+        return self._collective(issue, data, out)
+
+    def all_gather(self, data: Tensor, out: Tensor) -> Work:
+        return self._collective(
+            lambda x, y: _started(_all_gather(y, x, group=self._group, async_op=True)),
+            data,
+            out,
+        )
+
+    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
+        return self._collective(
+            lambda x, y: _started(dist.all_to_all_single(y, x, group=self._group, async_op=True)), data, out
+        )
+
+    def broadcast_(self, data: Tensor, *, source: int) -> Work:
+        return self._collective(
+            lambda x, _: _started(dist.broadcast(x, group=self._group, group_src=source, async_op=True)),
+            data,
+            data,
+        )
+
+    def exchange(
+        self,
+        *,
+        send: Tensor | None = None,
+        to: int | None = None,
+        recv: Tensor | None = None,
+        source: int | None = None,
+        tag: int = 0,
+    ) -> Work:
+        example = recv if recv is not None else send
+        if example is None:
+            return finished()
+        if not self._over_gloo(example):
+            operations = []
+            if recv is not None:
+                operations.append(dist.P2POp(dist.irecv, recv, group=self._group, group_peer=source))
+            if send is not None:
+                operations.append(dist.P2POp(dist.isend, send, group=self._group, group_peer=to))
+            return self._launch(lambda: _all_started(dist.batch_isend_irecv(operations)), example)
+
+        def issue() -> Wait:
+            inbox = recv if recv is None or not recv.is_cuda else _pinned_like(recv)
+            outbox = send if send is None or not send.is_cuda else _pinned_like(send).copy_(send)
+            handles = []
+            if inbox is not None:
+                handles.append(dist.irecv(inbox, group=self._group, group_src=source, tag=tag))
+            if outbox is not None:
+                handles.append(dist.isend(outbox, group=self._group, group_dst=to, tag=tag))
+            arrived = _all_started(handles)
+
+            def wait() -> None:
+                arrived()
+                if recv is not None and inbox is not None and inbox is not recv:
+                    recv.copy_(inbox)
+
+            return wait
+
+        return self._launch(issue, example, in_order=False)
+
+    # -- lanes and endings ----------------------------------------------------------------------
+
+    def lane(self, name: str, ranks: Sequence[int] | None = None) -> ProcessGroupWire:
+        members = dist.get_process_group_ranks(self._group)
+        chosen = members if ranks is None else [members[rank] for rank in ranks]
+        group = _pool.take(chosen, self._timeout_s, name)
+        lane = ProcessGroupWire(group, self._watch, self._timeout_s)
+        self._lanes.append(lane)
+        return lane
+
+    def tell(self, status: str) -> None:
+        self._watch.tell(status)
+
+    def late(self, cause: str) -> PeerLate:
+        return self._watch.late(cause)
+
+    def fail(self, error: PeerError) -> None:
+        self._watch.ring(error)
+
+    def close(self) -> None:
+        """Give back threads and the group. With something under way they are left to end with the
+        process: Gloo can neither abort nor destroy such a group without hanging."""
+        for lane in self._lanes:
+            lane.close()
+        self._watch.stop()
+        if self._error is None and not self._open:
+            self._in_order.stop()
+            self._any_order.stop()
+            _pool.give_back(self._group, self._timeout_s)
+        else:
+            _blocked.extend([self._in_order, self._any_order])
+
+    # -- how things are started and waited for ---------------------------------------------------
+
+    def _over_gloo(self, data: Tensor) -> bool:
+        backend = self._group._get_backend(data.device if data.is_cpu else torch.device("cpu"))
+        return backend.name() == "gloo" and (data.is_cpu or not _has_nccl(self._group))
+
+    def _collective(self, issue: Callable[[Tensor, Tensor], Wait], data: Tensor, out: Tensor) -> Work:
+        if not (data.is_cuda and self._over_gloo(data)):
+            return self._launch(lambda: issue(data, out), data)
+
+        def staged() -> Wait:
+            x = _pinned_like(data).copy_(data)
+            y = x if out is data else _pinned_like(out)
+            arrived = issue(x, y)
+
+            def wait() -> None:
+                arrived()
+                out.copy_(y)
+
+            return wait
+
+        return self._launch(staged, data)
+
+    def _launch(self, issue: Issue, data: Tensor, *, in_order: bool = True) -> Work:
+        work = Work()
+        if self.world_size == 1:
+            # torch runs a group of one without the wire; the result is still its own business
+            issue()()
+            work.finish()
+            return work
+        with self._lock:
+            if self._error is not None:
+                work.fail(self._error)
+                return work
+            self._open.add(work)
+        threads = self._in_order if in_order else self._any_order
+        if data.is_cpu:
+            try:
+                wait = issue()
+            except RuntimeError as error:
+                self._blame(error)
+                return work
+            threads.submit(lambda: self._settle(work, wait))
+        else:
+            ready = torch.cuda.current_stream(data.device).record_event()
+            threads.submit(lambda: self._settle_cuda(work, issue, data.device, ready))
+        return work
+
+    def _settle_cuda(
+        self, work: Work, issue: Issue, device: torch.device, ready: torch.cuda.Event
+    ) -> None:
+        """Issue and wait on a stream of this thread, so that the training stream is never blocked."""
+        with torch.cuda.stream(torch.cuda.Stream(device)) as _:
+            ready.synchronize()
+
+            def wait() -> None:
+                issue()()
+                torch.cuda.current_stream(device).synchronize()
+
+            self._settle(work, wait)
+
+    def _settle(self, work: Work, wait: Wait) -> None:
+        try:
+            wait()
+        except RuntimeError as error:
+            self._blame(error)
+            return
+        with self._lock:
+            self._open.discard(work)
+        work.finish()
+
+    def _end_all(self, error: PeerError) -> None:
+        with self._lock:
+            self._error = self._error or error
+            works, self._open = self._open, set()
+        for work in works:
+            work.fail(error)
+
+    def _blame(self, error: RuntimeError) -> None:
+        """The backend only knows that a connection broke: find out whose, and tell everyone."""
+        if self._error is None:
+            self._watch.ring(self._watch.explain(error))
+
+
+class _Threads:
+    """Daemon threads for calls that block: one in order, or as many as there are calls blocked."""
+
+    def __init__(self, name: str, limit: int | None = None) -> None:
+        self._name = name
+        self._limit = limit
+        self._calls: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, call: Wait) -> None:
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            elif self._limit is None or len(self._threads) < self._limit:
+                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._calls.put(call)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            with self._lock:
+                self._idle += 1
+
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the threads; False if some are still blocked after `timeout_s`."""
+        for _ in self._threads:
+            self._calls.put(None)
+        for thread in self._threads:
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
+
+
+def _started(handle: dist.Work | None) -> Wait:
+    assert handle is not None, "an asynchronous operation gave no handle"
+    return lambda: _finish(handle)
+
+
+def _all_started(handles: Sequence[dist.Work | None]) -> Wait:
+    waits = [_started(handle) for handle in handles]
+
+    def wait() -> None:
+        for each in waits:
+            each()
+
+    return wait
+
+
+def _finish(handle: dist.Work) -> None:
+    handle.wait()
+
+
+def _pinned_like(data: Tensor) -> Tensor:
+    return torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
+
+
+def _has_nccl(group: dist.ProcessGroup) -> bool:
+    return "nccl" in dist.get_backend_config(group)
+
+
+class _Pool:
+    """Groups given back, for the next lane over the same ranks.
+
+    Torch names a group made by its members alone after how many groups there are, so destroying
+    one can give the next the name, and the stale addresses, of a living one. Hence none is
+    destroyed before the default group is; connecting a full mesh is also the slow part of attach.
+    """
+
+    def __init__(self) -> None:
+        self._world: dist.ProcessGroup | None = None
+        self._free: dict[tuple[tuple[int, ...], float], list[dist.ProcessGroup]] = {}
+        self._uses: dict[str, int] = {}
+        self.started_world = False
+        """Whether the default group is ours, and so ours to end."""
+
+    def take(self, ranks: Sequence[int], timeout_s: float, name: str) -> dist.ProcessGroup:
+        if self._world is not dist.group.WORLD:
+            self._world, self._free, self._uses = dist.group.WORLD, {}, {}
+        free = self._free.setdefault((tuple(ranks), timeout_s), [])
+        if free:
+            return free.pop(0)
+        everybody = len(ranks) == dist.get_world_size()
+        group = dist.new_group(
+            list(ranks),
+            timeout=datetime.timedelta(seconds=timeout_s),
+            use_local_synchronization=not everybody,
+            group_desc=f"thinwire {name}",
+        )
+        assert isinstance(group, dist.ProcessGroup), "this worker is not among the ranks of its own lane"
+        return group
+
+    def give_back(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        if self._world is dist.group.WORLD and self._world is not None:
+            ranks = tuple(dist.get_process_group_ranks(group))
+            self._free.setdefault((ranks, timeout_s), []).append(group)
+
+    def use(self, group: dist.ProcessGroup) -> str:
+        """A name for this use of the group, the same on all its workers."""
+        uses = self._uses[group.group_name] = self._uses.get(group.group_name, 0) + 1
+        return f"{group.group_name}/{uses}"
+
+
+_pool = _Pool()
+_blocked: list[_Threads] = []
+"""Threads that a lost peer has left blocked in the backend."""
+
+
+def _at_exit() -> None:
+    """End the backend's threads before the interpreter shuts down.
+
+    A thread that comes back from a backend after that aborts the process. Groups that are idle can
+    be destroyed; those a lost peer has left busy cannot, and if their threads do not come back by
+    themselves now that everyone stops, the process has to end without shutting down.
+    """
+    if _blocked:
+        if not all([threads.stop(timeout_s=1.0) for threads in _blocked]):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(1)
+    elif _pool.started_world and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+atexit.register(_at_exit)  # at import, so that it runs after what others register later
+
+
+def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupWire | None:
+    """The wire over `process_group` (None: the default group, which is started under torchrun if
+    nobody has yet); None where there is no world to connect to."""
+    if process_group is None and not dist.is_initialized():
+        if not dist.is_torchelastic_launched():
+            return None
+        dist.init_process_group()
+        _pool.started_world = True
+    base = process_group if process_group is not None else dist.group.WORLD
+    assert base is not None
+    group = _pool.take(dist.get_process_group_ranks(base), timeout_s, "strategy")
+    store = dist.distributed_c10d._get_default_store()
+    watch = Watch(store, _pool.use(group), dist.get_rank(group), dist.get_world_size(group))
+    return ProcessGroupWire(group, watch, timeout_s)

@@ -1,0 +1,172 @@
+"""What every strategy promises, whatever it sends."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from typing import Any
+
+import pytest
+import torch
+
+import thinwire as tw
+from tests.contract.table import EXACT, STRATEGIES
+from tests.contract.training import (
+    BATCH,
+    BUCKET_BYTES,
+    STEPS,
+    batch,
+    model_and_optimizer,
+    step_once,
+    train,
+)
+from tests.worlds import run_threads
+from thinwire.errors import DataError, PeerLost
+from thinwire.strategies.base import Strategy
+from thinwire.traffic import Traffic
+from thinwire.wire.base import Wire
+from thinwire.wire.threads import ThreadWire, ThreadWorld
+
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+every_world = pytest.mark.parametrize("world_size", [2, 3, 4])
+
+
+@every_strategy
+def test_is_a_frozen_value(strategy: Strategy) -> None:
+    assert dataclasses.is_dataclass(strategy)
+    assert strategy == dataclasses.replace(strategy)
+    assert hash(strategy) == hash(dataclasses.replace(strategy))
+    for field in dataclasses.fields(strategy):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(strategy, field.name, None)
+
+
+@every_strategy
+def test_a_world_of_one_trains_like_plain_torch_and_sends_nothing(strategy: Strategy) -> None:
+    outcome = train(strategy, None)
+    model, optimizer = model_and_optimizer()
+    losses = [step_once(model, optimizer, step, 0) for step in range(STEPS)]
+    assert outcome.losses == losses
+    assert outcome.counted == outcome.stated == Traffic()
+
+
+@every_strategy
+@every_world
+def test_stated_rounds_are_counted_bytes(strategy: Strategy, world_size: int) -> None:
+    for outcome in run_threads(world_size, lambda wire: train(strategy, wire)):
+        assert outcome.counted == outcome.stated
+
+
+@every_strategy
+@every_world
+def test_same_seed_same_bits(strategy: Strategy, world_size: int) -> None:
+    first, second = (run_threads(world_size, lambda wire: train(strategy, wire)) for _ in range(2))
+    for a, b in zip(first, second, strict=True):
+        assert a.losses == b.losses
+        assert all(torch.equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
+
+
+@every_strategy
+@every_world
+def test_replicas_agree_where_promised(strategy: Strategy, world_size: int) -> None:
+    outcomes = run_threads(world_size, lambda wire: train(strategy, wire))
+    same = all(
+        torch.equal(x, y) for o in outcomes for x, y in zip(o.weights, outcomes[0].weights, strict=True)
+    )
+    assert same == strategy.replicas_agree
+    assert (outcomes[0].distance < 1e-12) == strategy.replicas_agree
+
+
+@pytest.mark.parametrize("strategy", EXACT, ids=repr)
+@every_world
+def test_exact_strategies_equal_one_worker_with_the_whole_batch(strategy: Strategy, world_size: int) -> None:
+    outcomes = run_threads(world_size, lambda wire: train(strategy, wire))
+    model, optimizer = model_and_optimizer()
+    for step in range(STEPS):
+        parts = [batch(step, rank) for rank in range(world_size)]
+        x, y = torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts])
+        assert len(x) == BATCH * world_size
+        optimizer.zero_grad()
+        (model(x) - y).square().mean().backward()
+        optimizer.step()
+    for ours, theirs in zip(outcomes[0].weights, model.parameters(), strict=True):
+        assert (ours - theirs).norm() < 1e-12 * theirs.norm()
+
+
+@every_strategy
+def test_state_survives_save_and_load(strategy: Strategy) -> None:
+    """Half, save, start anew, load, second half: the same bits as without a stop."""
+
+    def interrupted(wire: ThreadWire) -> list[Any]:
+        saved: dict[str, Any] = {}
+        for half in (range(3), range(3, STEPS)):
+            model, optimizer = model_and_optimizer()
+            with tw.attach(
+                model, optimizer, strategy, process_group=wire.lane(str(half)), bucket_bytes=BUCKET_BYTES
+            ) as link:
+                if saved:
+                    model.load_state_dict(saved["model"])
+                    optimizer.load_state_dict(saved["optimizer"])
+                    link.load_state_dict(saved["link"])
+                for step in half:
+                    step_once(model, optimizer, step, link.rank)
+                saved = {
+                    "model": {k: v.clone() for k, v in model.state_dict().items()},
+                    "optimizer": optimizer.state_dict(),
+                    "link": link.state_dict(),
+                }
+        assert saved["link"]["steps"] == STEPS
+        return list(saved["model"].values())
+
+    whole = run_threads(2, lambda wire: train(strategy, wire))
+    halves = run_threads(2, interrupted)
+    for outcome, weights in zip(whole, halves, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(outcome.weights, weights, strict=True))
+
+
+def test_a_foreign_state_is_refused() -> None:
+    model, optimizer = model_and_optimizer()
+    with tw.attach(model, optimizer, tw.AllReduce()) as link:
+        saved = {**link.state_dict(), "strategy": "Other()"}
+        with pytest.raises(DataError, match=r"saved state is of Other\(\)"):
+            link.load_state_dict(saved)
+
+
+@every_strategy
+def test_hooks_are_gone_after_detach(strategy: Strategy) -> None:
+    model, optimizer = model_and_optimizer()
+    link = tw.attach(model, optimizer, strategy)
+    step_once(model, optimizer, 0, 0)
+    link.detach()
+    link.detach()
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())  # type: ignore[attr-defined]
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+    step_once(model, optimizer, 1, 0)
+    assert link.stats.steps == 1
+
+
+@every_strategy
+def test_a_peer_lost_in_the_middle_raises_and_never_hangs(strategy: Strategy) -> None:
+    world, errors = ThreadWorld(3), []
+
+    def survivor(wire: Wire) -> None:
+        model, optimizer = model_and_optimizer()
+        try:
+            with tw.attach(model, optimizer, strategy, process_group=wire, timeout_s=30) as link:
+                for step in range(1000):
+                    if link.rank == 1 and step == 5:
+                        raise RuntimeError("out of luck")
+                    step_once(model, optimizer, step, link.rank)
+        except (PeerLost, RuntimeError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=survivor, args=(world.wire(r),)) for r in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+        assert not thread.is_alive()
+    lost = [error for error in errors if isinstance(error, PeerLost)]
+    assert len(lost) == 2
+    assert all("worker 1" in str(e) and "step 5" in str(e) and "out of luck" in str(e) for e in lost)

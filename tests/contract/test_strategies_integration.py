@@ -1,0 +1,27 @@
+"""The contract again where it counts: spawned Gloo processes give the same training as threads."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.contract.table import STRATEGIES
+from tests.contract.training import train, train_in_process
+from tests.worlds import run_processes, run_threads
+from thinwire.strategies.base import Strategy
+
+
+def train_all(strategies: list[Strategy]) -> list[object]:
+    return [train_in_process(strategy) for strategy in strategies]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_processes_train_like_threads(world_size: int) -> None:
+    real = run_processes(world_size, train_all, STRATEGIES)
+    for index, strategy in enumerate(STRATEGIES):
+        threads = run_threads(world_size, lambda wire, s=strategy: train(s, wire))  # type: ignore[misc]
+        for rank in range(world_size):
+            weights, counted, stated = real[rank][index]  # type: ignore[misc]
+            assert counted == stated == threads[rank].counted
+            for ours, theirs in zip(weights, threads[rank].weights, strict=True):
+                assert (ours - theirs).norm() < 1e-12 * theirs.norm(), strategy

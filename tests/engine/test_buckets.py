@@ -1,0 +1,97 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from thinwire.engine.buckets import Item, ParameterBucket, make_buckets, plan, sizes_of
+from thinwire.errors import UsageError
+
+items = st.lists(st.builds(Item, st.integers(0, 5 << 20), st.sampled_from(["fp32", "bf16"])), max_size=40)
+
+
+@given(items, st.integers(1, 4 << 20))
+def test_plan_holds_every_parameter_once_by_kind_and_close_to_the_limit(items: list[Item], limit: int) -> None:
+    buckets = plan(items, limit)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(items)))
+    for bucket in buckets:
+        assert len({items[i].kind for i in bucket}) == 1
+        assert bucket == sorted(bucket, reverse=True)
+        assert sum(items[i].num_bytes for i in bucket[:-1]) < limit
+
+
+@given(items, st.integers(1, 4 << 20))
+def test_plan_closes_buckets_in_the_order_backward_fills_them(items: list[Item], limit: int) -> None:
+    full = [b for b in plan(items, limit) if sum(items[i].num_bytes for i in b) >= limit]
+    last = [bucket[-1] for bucket in full]
+    assert last == sorted(last, reverse=True)
+
+
+shapes = st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=6)
+
+
+@given(shapes, st.sampled_from([torch.float32, torch.float64, torch.bfloat16]), st.integers(0, 9))
+def test_gradients_go_in_and_out_unchanged(shapes: list[list[int]], dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+    grads = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad.clone()
+    bucket = ParameterBucket(0, [str(i) for i in range(len(shapes))], parameters)
+    bucket.gather_(1.0)
+    for parameter in parameters:
+        assert parameter.grad is not None
+        parameter.grad.zero_()
+    bucket.scatter_(weighted=False)
+    assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True) if p.grad is not None)
+
+
+@given(shapes, st.integers(0, 9))
+def test_parameters_are_read_written_and_added_to(shapes: list[list[int]], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
+    bucket = ParameterBucket(0, ["p"] * len(shapes), parameters)
+    before = bucket.read()
+    change = torch.randn(bucket.num_parameters, generator=generator)
+    bucket.add_(change, 0.5)
+    torch.testing.assert_close(bucket.read(), before + 0.5 * change)
+    bucket.write_(before)
+    assert torch.equal(bucket.read(), before)
+
+
+def test_small_tensors_and_bookkeeping_come_last() -> None:
+    linear = nn.Linear(3, 2)
+    (bucket,) = make_buckets(list(linear.named_parameters()), 1 << 20)
+    assert bucket.names == ["weight", "bias"]
+    assert bucket.exact_from == 6
+    assert sizes_of([bucket]).buckets == ((6 + 2 + 1 + 2, 4),)
+
+
+def test_a_parameter_nobody_used_keeps_having_no_gradient() -> None:
+    used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
+    used.grad = torch.ones(2)
+    bucket = ParameterBucket(0, ["used", "unused"], [used, unused])
+    bucket.gather_(1.0)
+    bucket.scatter_(weighted=False)
+    assert unused.grad is None
+
+
+def test_channels_last_gradients_survive() -> None:
+    parameter = nn.Parameter(torch.zeros(2, 3, 4, 5))
+    grad = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
+    parameter.grad = grad.clone(memory_format=torch.preserve_format)
+    bucket = ParameterBucket(0, ["p"], [parameter])
+    bucket.gather_(1.0)
+    parameter.grad.zero_()
+    bucket.scatter_(weighted=False)
+    assert torch.equal(parameter.grad, grad)
+
+
+def test_sparse_gradients_are_refused_by_name() -> None:
+    embedding = nn.Embedding(4, 2, sparse=True)
+    embedding(torch.tensor([1])).sum().backward()
+    (bucket,) = make_buckets(list(embedding.named_parameters()), 1 << 20)
+    with pytest.raises(UsageError, match="gradient of weight is sparse"):
+        bucket.gather_(1.0)

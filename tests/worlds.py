@@ -1,0 +1,111 @@
+"""Worlds to test in: threads in one process (milliseconds), and spawned Gloo processes (the truth)."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from thinwire.wire.threads import ThreadWire, ThreadWorld
+
+T = TypeVar("T")
+
+
+def run_threads(world_size: int, worker: Callable[[ThreadWire], T], timeout_s: float = 60) -> list[T]:
+    """Run `worker` in one thread per rank; the results in order of rank, or the first error raised."""
+    world = ThreadWorld(world_size)
+    results: dict[int, T] = {}
+    errors: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = worker(world.wire(rank))
+        except BaseException as error:
+            errors.append(error)
+            world.lose(error)
+
+    threads = [threading.Thread(target=run, args=(r,), name=f"worker-{r}") for r in range(world_size)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + timeout_s
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    if any(thread.is_alive() for thread in threads):
+        world.lose(TimeoutError("test world took too long"))
+        raise TimeoutError(f"{[t.name for t in threads if t.is_alive()]} still run after {timeout_s} s")
+    if errors:
+        raise errors[0]
+    return [results[rank] for rank in range(world_size)]
+
+
+def _process(rank: int, world_size: int, port: int, pipe: Connection, work: Callable[..., Any], args: Any) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    try:
+        result = io.BytesIO()
+        torch.save(work(*args), result)  # as bytes: a pipe would pass tensors on as shared memory
+        pipe.send((True, result.getvalue()))
+        dist.destroy_process_group()
+    except BaseException as error:
+        traceback.print_exc()
+        pipe.send((False, f"{type(error).__name__}: {error}"))
+        pipe.close()
+        os._exit(1)  # a group with something under way cannot be shut down
+
+
+class Processes:
+    """Spawned workers of a Gloo world, each running `work(*args)`."""
+
+    def __init__(self, world_size: int, work: Callable[..., Any], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._pipes, self.workers = [], []
+        for rank in range(world_size):
+            ours, theirs = context.Pipe(duplex=False)
+            parameters = (rank, world_size, self._store.port, theirs, work, args)
+            process = context.Process(target=_process, args=parameters, daemon=True)
+            process.start()
+            theirs.close()
+            self._pipes.append(ours)
+            self.workers.append(process)
+
+    def outcome(self, rank: int, timeout_s: float) -> tuple[bool, Any]:
+        """Whether the worker ended well, and its result or error; (False, exit code) if it was killed."""
+        pipe, process = self._pipes[rank], self.workers[rank]
+        try:
+            if not pipe.poll(timeout_s):
+                raise TimeoutError(f"worker {rank} has not ended after {timeout_s} s")
+            ended: tuple[bool, Any] = pipe.recv()
+        except EOFError:
+            ended = (False, "died")
+        process.join(timeout_s)
+        return ended
+
+    def kill(self) -> None:
+        for process in self.workers:
+            if process.is_alive():
+                process.kill()
+            process.join()
+
+
+def run_processes(world_size: int, work: Callable[..., T], *args: Any, timeout_s: float = 100) -> list[T]:
+    """Run `work(*args)` in spawned Gloo processes; the results in order of rank."""
+    processes = Processes(world_size, work, *args)
+    try:
+        outcomes = [processes.outcome(rank, timeout_s) for rank in range(world_size)]
+    finally:
+        processes.kill()
+    for rank, (well, result) in enumerate(outcomes):
+        if not well:
+            raise AssertionError(f"worker {rank}: {result}")
+    return [torch.load(io.BytesIO(result), weights_only=False) for _, result in outcomes]
