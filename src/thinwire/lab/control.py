@@ -43,6 +43,10 @@ class Control:
         """Cause a fault now: `cut:host=3`, without a step or a time."""
         self._ask(do="fault", fault=text)
 
+    def report(self, value: Any) -> None:
+        """Hand a result (anything JSON can hold) to whoever started the run: `Outcome.reports`."""
+        self._ask(do="report", value=value)
+
     def counters(self) -> list[Counters]:
         """Bytes and packets of every host so far."""
         return [Counters(*numbers) for numbers in self._ask(do="counters")]

@@ -6,6 +6,7 @@ out a real gradient of that shape, last layer first, which then crosses the netw
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.lab.nets import Net, parse_net
+from thinwire.errors import UsageError
+from thinwire.lab.nets import NET_VARIABLE, SCALE_VARIABLE, Net, parse_net
 from thinwire.lab.pace import Pace
 
 SHORTEST_SLEEP_S = 0.0002
@@ -150,6 +152,15 @@ class Emulated(nn.Module):
     def parse(spec: str, *, scale: float = 1.0, seed: int = 0) -> Emulated:
         """Build from a spec string; see `thinwire.lab.nets.parse_net`."""
         return Emulated(parse_net(spec, scale=scale), seed=seed)
+
+    @staticmethod
+    def of_this_lab() -> Emulated:
+        """The net given as `thinwire lab run --emulate`, with other gradients on every worker."""
+        spec = os.environ.get(NET_VARIABLE)
+        if spec is None:
+            raise UsageError("no net to emulate was given", hint="thinwire lab run --emulate resnet50 ...")
+        scale = float(os.environ.get(SCALE_VARIABLE, "1"))
+        return Emulated.parse(spec, scale=scale, seed=int(os.environ.get("RANK", "0")))
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.layers(x.reshape(len(x), -1)[:, :1].float())

@@ -19,6 +19,7 @@ from thinwire.lab.network import Network
 from thinwire.lab.run import receive_message, send_message
 from thinwire.lab.staff import BecomeWorker
 from thinwire.lab.supervisor import Supervisor
+from thinwire.lab.worker import Birth
 
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """Loaded before forking: 2 s for all workers together instead of 2 s each."""
@@ -29,15 +30,16 @@ def main() -> None:
     job = pickle.loads(receive_message(channel))
     assert isinstance(job, Job)
     try:
-        result: Outcome | ThinwireError = _run(job, channel)
+        result: Outcome | ThinwireError | Birth = _run(job, channel)
     except ThinwireError as problem:
         result = problem
     except BecomeWorker as worker:
-        birth = worker.birth
-        birth.become()
-        birth.run()
-        return
-    send_message(channel, pickle.dumps(result))
+        result = worker.birth
+    if isinstance(result, Birth):
+        result.become()
+        result.run()
+    else:
+        send_message(channel, pickle.dumps(result))
 
 
 def _run(job: Job, channel: socket.socket) -> Outcome:

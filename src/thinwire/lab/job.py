@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from thinwire.errors import check
 from thinwire.lab.description import Description
@@ -70,3 +71,5 @@ class Outcome:
     warnings: tuple[str, ...]
     busy_share: float
     """How much of the processors' time was used while the workers trained."""
+    reports: tuple[Any, ...] = ()
+    """What workers reported through `Control.report`, in order."""

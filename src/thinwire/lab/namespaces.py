@@ -163,9 +163,10 @@ def know_hosts(names: dict[str, str]) -> bool:
 
     Says whether it worked: without it, only lookups by name fail.
     """
-    # Sockets that serve both protocols see the addresses of the older one behind ::ffff:.
-    lines = [f"{prefix}{address} {name}" for name, address in names.items() for prefix in ("", "::ffff:")]
-    lines = ["127.0.0.1 localhost", *lines, ""]
+    lines = ["127.0.0.1 localhost"]
+    for name, address in names.items():
+        # Sockets that serve both protocols ask for the older one's addresses behind ::ffff:.
+        lines += [f"{address} {name}", f"::ffff:{address} {name}.lab"]
     done = subprocess.run(
         ["sh", "-ec", _REPLACE_HOSTS], input="\n".join(lines), text=True, check=False, capture_output=True
     )

@@ -29,6 +29,9 @@ from dataclasses import dataclass, replace
 from thinwire.errors import SettingError, check, check_one_of
 
 Shape = tuple[int, ...]
+NET_VARIABLE = "THINWIRE_LAB_EMULATE"
+"""Environment variable with the net that `thinwire lab run --emulate` was given."""
+SCALE_VARIABLE = "THINWIRE_LAB_SCALE"
 
 
 @dataclass(frozen=True, slots=True)

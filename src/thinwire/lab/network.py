@@ -20,8 +20,10 @@ from thinwire.lab.rates import check_rate
 
 INTERFACE = "eth0"
 PREFIX_BITS = 16
-QUEUE_S = 0.05
-"""Depth of the buffer in front of a path, as time: what common switches and network cards hold."""
+QUEUE_S = 0.1
+"""Depth of the buffer in front of a path, as time: what routers are commonly given."""
+DEEPEST_QUEUE_BYTES = 4_000_000
+"""Fast paths end at switches, which hold no more than this."""
 BURST_S = 0.003
 PACKET_BYTES = 1514
 
@@ -42,31 +44,51 @@ class Network:
     def __init__(self, description: Description) -> None:
         self.description = description
         self.namespaces = [new_network() for _ in description.hosts]
-        self._use_common_congestion_control()
+        self._rates = [host.rate_bit_per_s for host in description.hosts]
+        self._uplink = description.uplink_bit_per_s
+        self._segment_bytes = 0
+        _use_common_congestion_control()
         _run("ip", self._bridges())
         for host in description.hosts:
             with inside_network(self.namespaces[host.index]):
-                self._use_common_congestion_control()
+                _use_common_congestion_control()
                 _run("ip", _host_links(host))
-            self.set_rate(host.rate_bit_per_s, hosts=[host.index], verb="add")
-        if description.uplink_bit_per_s is not None:
-            self.set_uplink(description.uplink_bit_per_s, verb="add")
+        self._shape_hosts(range(len(self.namespaces)), verb="add")
+        if self._uplink is not None:
+            self._shape_uplinks(self._uplink, verb="add")
 
-    def set_rate(self, bit_per_s: float, *, hosts: Iterable[int] | None = None, verb: str = "change") -> None:
+    def set_rate(self, bit_per_s: float, *, hosts: Iterable[int] | None = None) -> None:
         """Shape the paths of some hosts (all by default) in both directions, also while traffic runs."""
         check_rate(bit_per_s)
-        chosen = range(len(self.namespaces)) if hosts is None else list(hosts)
-        segment = _segment_bytes(bit_per_s)
-        _run("tc", [_bucket(verb, _port(i), bit_per_s) for i in chosen])
+        chosen = list(range(len(self.namespaces)) if hosts is None else hosts)
         for i in chosen:
-            with inside_network(self.namespaces[i]):
-                _run("tc", [_bucket(verb, INTERFACE, bit_per_s)])
-                # Connections look the segment size up again only when their route is forgotten.
-                _run("ip", [f"link set {INTERFACE} gso_max_size {segment}", "route flush cache"])
+            self._rates[i] = bit_per_s
+        self._shape_hosts(chosen, verb="change")
 
-    def set_uplink(self, bit_per_s: float, *, verb: str = "change") -> None:
+    def set_uplink(self, bit_per_s: float) -> None:
         """Shape the uplinks of all sites."""
         check_rate(bit_per_s, field="uplink")
+        if self._uplink is None:
+            raise UsageError("this lab has one site, and so no uplink")
+        self._uplink = bit_per_s
+        self._shape_uplinks(bit_per_s, verb="change")
+        self._shape_hosts([], verb="change")
+
+    def _shape_hosts(self, chosen: Iterable[int], *, verb: str) -> None:
+        chosen = list(chosen)
+        _run("tc", [_bucket(verb, _port(i), self._rates[i]) for i in chosen])
+        slowest = min([*self._rates, self._uplink or self._rates[0]])
+        segment = segment_bytes(slowest)
+        for i, namespace in enumerate(self.namespaces):
+            with inside_network(namespace):
+                if i in chosen:
+                    _run("tc", [_bucket(verb, INTERFACE, self._rates[i])])
+                if segment != self._segment_bytes:
+                    # Connections look the segment size up again only when their route is forgotten.
+                    _run("ip", [f"link set {INTERFACE} gso_max_size {segment}", "route flush cache"])
+        self._segment_bytes = segment
+
+    def _shape_uplinks(self, bit_per_s: float, *, verb: str) -> None:
         sites = range(self.description.num_sites)
         _run("tc", [_bucket(verb, f"{end}{site}", bit_per_s) for site in sites for end in ("up", "down")])
 
@@ -106,13 +128,16 @@ class Network:
             lines += _plug(_port(host.index), f"site{host.site}")
         return lines
 
-    @staticmethod
-    def _use_common_congestion_control() -> None:
-        # What nearly every machine has; this one's default may be another (bbr here).
+
+def _use_common_congestion_control() -> None:
+    # This machine's default may be one that few have (bbr, say). Cubic is what nearly every machine has; some
+    # do not let a namespace choose it, and in networks as small as these reno behaves the same.
+    for name in ("cubic", "reno"):
         try:
-            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text("cubic")
+            Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
         except OSError:
-            pass
+            continue
+        return
 
 
 def _port(host: int) -> str:
@@ -138,15 +163,15 @@ def _host_links(host: Host) -> list[str]:
 def _bucket(verb: str, device: str, bit_per_s: float) -> str:
     """A token bucket; what it lets pass at once after a rest is `BURST_S` of the path."""
     byte_per_s = bit_per_s / 8
-    burst = max(round(byte_per_s * BURST_S), 3 * _segment_bytes(bit_per_s))
-    queue = max(round(byte_per_s * QUEUE_S), 64 * PACKET_BYTES)
+    burst = max(round(byte_per_s * BURST_S), 3 * segment_bytes(bit_per_s))
+    queue = min(max(round(byte_per_s * QUEUE_S), 64 * PACKET_BYTES), DEEPEST_QUEUE_BYTES)
     return (
         f"qdisc {verb} dev {device} root tbf rate {round(bit_per_s)}bit burst {burst} limit {queue + burst}"
     )
 
 
-def _segment_bytes(bit_per_s: float) -> int:
-    """How much the kernel may move as one packet: 1 ms of the path.
+def segment_bytes(bit_per_s: float) -> int:
+    """How much the kernel may move as one packet: 1 ms of the slowest path.
 
     The usual 64 kB would be longer than the bucket is deep on slow paths, and a bucket cuts such packets
     up by itself, at three times the processor time. Much smaller ones cost processor time too.

@@ -31,7 +31,7 @@ def run(job: Job) -> Outcome:
         with theirs:
             os.set_inheritable(theirs.fileno(), True)
             process = subprocess.Popen(
-                [*command, sys.executable, "-m", "thinwire.lab.inside", str(theirs.fileno())],
+                [*command, sys.executable, "-P", "-m", "thinwire.lab.inside", str(theirs.fileno())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
                 env={**_quiet_threads(), **tool_environment()},

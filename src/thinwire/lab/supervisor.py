@@ -48,6 +48,7 @@ class Supervisor:
         self._terminate_at_s: float | None = None
         self._kill_at_s: float | None = None
         self._told: list[str] = []
+        self._reports: list[object] = []
         self._start_s = time.monotonic()
 
     def run(self) -> Outcome:
@@ -143,6 +144,7 @@ class Supervisor:
             faults=tuple(self._told),
             warnings=(*missed, warning) if warning else tuple(missed),
             busy_share=self._load.busy_share,
+            reports=tuple(self._reports),
         )
 
     # Faults
@@ -192,6 +194,8 @@ class Supervisor:
             self._apply_now(parse_fault(f"{request['fault']},after=0"))
         elif what == "counters":
             return [astuple(counters) for counters in self._network.counters()]
+        elif what == "report":
+            self._reports.append(request["value"])
         elif what == "restart_load":
             self._load.restart()
         elif what == "load":

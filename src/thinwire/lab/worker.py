@@ -109,10 +109,11 @@ def _run_python(command: list[str]) -> None:
     try:
         if command[0] == "-m":
             sys.argv = command[1:]
+            sys.path.insert(0, os.getcwd())
             runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
             sys.argv = command
-            sys.path[0] = str(Path(command[0]).resolve().parent)
+            sys.path.insert(0, str(Path(command[0]).resolve().parent))
             runpy.run_path(command[0], run_name="__main__")
     except Exception as problem:  # noqa: BLE001  what Python does with a script that fails, less our frames
         trace = problem.__traceback__
