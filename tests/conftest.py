@@ -15,7 +15,9 @@ _KEPT = ("ThreadPoolExecutor", "pydevd", "asyncio_", "QueueFeederThread")
 
 
 def _strays(before: set[int]) -> list[str]:
-    threads = [t.name for t in threading.enumerate() if t.ident not in before and not t.name.startswith(_KEPT)]
+    threads = [
+        t.name for t in threading.enumerate() if t.ident not in before and not t.name.startswith(_KEPT)
+    ]
     return threads + [f"process {p.pid}" for p in multiprocessing.active_children()]
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from thinwire.wire.threads import ThreadWire, ThreadWorld
 
@@ -29,7 +30,7 @@ def run_threads(world_size: int, worker: Callable[[ThreadWire], T], timeout_s: f
     def run(rank: int) -> None:
         try:
             results[rank] = worker(world.wire(rank))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (any error of a worker is the test's error)
             errors.append(error)
             world.lose(error)
 
@@ -47,16 +48,18 @@ def run_threads(world_size: int, worker: Callable[[ThreadWire], T], timeout_s: f
     return [results[rank] for rank in range(world_size)]
 
 
-def _process(rank: int, world_size: int, port: int, pipe: Connection, work: Callable[..., Any], args: Any) -> None:
+def _process(
+    rank: int, world_size: int, port: int, pipe: Connection, work: Callable[..., Any], args: Any
+) -> None:
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
     try:
         result = io.BytesIO()
         torch.save(work(*args), result)  # as bytes: a pipe would pass tensors on as shared memory
         pipe.send((True, result.getvalue()))
         dist.destroy_process_group()
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 (reported to the test)
         traceback.print_exc()
         pipe.send((False, f"{type(error).__name__}: {error}"))
         pipe.close()
@@ -68,7 +71,7 @@ class Processes:
 
     def __init__(self, world_size: int, work: Callable[..., Any], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
-        self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._pipes, self.workers = [], []
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)

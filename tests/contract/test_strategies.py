@@ -32,8 +32,7 @@ every_world = pytest.mark.parametrize("world_size", [2, 3, 4])
 
 
 @every_strategy
-def test_is_a_frozen_value(strategy: Strategy) -> None:
-    assert dataclasses.is_dataclass(strategy)
+def test_is_a_frozen_value(strategy: Any) -> None:
     assert strategy == dataclasses.replace(strategy)
     assert hash(strategy) == hash(dataclasses.replace(strategy))
     for field in dataclasses.fields(strategy):
@@ -139,7 +138,7 @@ def test_hooks_are_gone_after_detach(strategy: Strategy) -> None:
     step_once(model, optimizer, 0, 0)
     link.detach()
     link.detach()
-    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())  # type: ignore[attr-defined]
+    assert not any(p._post_accumulate_grad_hooks for p in model.parameters())
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
     step_once(model, optimizer, 1, 0)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import pytest
+from torch import Tensor
 
 from tests.contract.table import STRATEGIES
 from tests.contract.training import train, train_in_process
 from tests.worlds import run_processes, run_threads
 from thinwire.strategies.base import Strategy
+from thinwire.traffic import Traffic
 
 
-def train_all(strategies: list[Strategy]) -> list[object]:
+def train_all(strategies: list[Strategy]) -> list[tuple[list[Tensor], Traffic, Traffic]]:
     return [train_in_process(strategy) for strategy in strategies]
 
 
@@ -21,7 +23,7 @@ def test_processes_train_like_threads(world_size: int) -> None:
     for index, strategy in enumerate(STRATEGIES):
         threads = run_threads(world_size, lambda wire, s=strategy: train(s, wire))  # type: ignore[misc]
         for rank in range(world_size):
-            weights, counted, stated = real[rank][index]  # type: ignore[misc]
+            weights, counted, stated = real[rank][index]
             assert counted == stated == threads[rank].counted
             for ours, theirs in zip(weights, threads[rank].weights, strict=True):
                 assert (ours - theirs).norm() < 1e-12 * theirs.norm(), strategy

@@ -50,7 +50,7 @@ def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, ran
     loss = (model(x) - y).square().mean()
     loss.backward()
     optimizer.step()
-    return loss.item()
+    return float(loss.detach())
 
 
 def train(strategy: Strategy, wire: Wire | None, steps: int = STEPS) -> Outcome:

@@ -13,7 +13,9 @@ items = st.lists(st.builds(Item, st.integers(0, 5 << 20), st.sampled_from(["fp32
 
 
 @given(items, st.integers(1, 4 << 20))
-def test_plan_holds_every_parameter_once_by_kind_and_close_to_the_limit(items: list[Item], limit: int) -> None:
+def test_plan_holds_every_parameter_once_by_kind_and_close_to_the_limit(
+    items: list[Item], limit: int
+) -> None:
     buckets = plan(items, limit)
     assert sorted(i for bucket in buckets for i in bucket) == list(range(len(items)))
     for bucket in buckets:

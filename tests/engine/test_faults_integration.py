@@ -76,4 +76,3 @@ def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, c
         assert "worker 2 on " in message
         assert cause in message
         assert "hint: " in message
-

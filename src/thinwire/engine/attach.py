@@ -10,7 +10,8 @@ from torch.optim import Optimizer
 
 from thinwire.engine import replicas
 from thinwire.engine.buckets import make_buckets
-from thinwire.engine.link import BufferPolicy, Link
+from thinwire.engine.buffers import BufferPolicy
+from thinwire.engine.link import Link
 from thinwire.errors import SettingError, UsageError, check, check_one_of
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Wire, Work

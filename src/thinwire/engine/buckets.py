@@ -59,7 +59,7 @@ class ParameterBucket:
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() <= 1)
         self.index = index
         self.names = [names[i] for i in order]
-        self.parameters = [parameters[i] for i in order]
+        self.parameters: list[Tensor] = [parameters[i] for i in order]
         sizes = [p.numel() for p in self.parameters]
         self.num_parameters = sum(sizes)
         self.exact_from = sum(p.numel() for p in self.parameters if p.dim() > 1)
@@ -125,9 +125,7 @@ class ParameterBucket:
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
         if out is None:
-            out = torch.empty(
-                self.num_parameters, dtype=self.gradient.dtype, device=self.gradient.device
-            )
+            out = torch.empty(self.num_parameters, dtype=self.gradient.dtype, device=self.gradient.device)
         torch._foreach_copy_(self._split(out), self.parameters)
         return out
 

@@ -60,7 +60,7 @@ class Driver:
             except StopIteration:
                 task.finish()
                 return
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 (it is raised in whoever waits)
                 task.fail(error)
                 return
             value = None

@@ -9,7 +9,7 @@ import time
 from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,14 @@ from torch.optim import Optimizer
 
 from thinwire.engine import replicas, state
 from thinwire.engine.buckets import ParameterBucket
+from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.driver import ProgressThread, Task
+from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
-
-BufferPolicy = Literal["rank0", "average", "local"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,21 +41,6 @@ class Stats:
     """Messages sent."""
     exposed_s: float
     """Seconds the training thread waited for the wire with nothing else to do."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    task: Task
-    launched: int
-    """Steps done when it took off."""
-
-
-@dataclass(slots=True)
-class _BufferSync:
-    """Buffers on their way: batch-norm statistics and the like, flat by dtype."""
-
-    groups: list[list[Tensor]]
-    flats: list[Tensor]
 
 
 class Link:
@@ -78,20 +63,19 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
-        self._buffer_policy = buffers
+        self._num_trainable = sum(p.requires_grad for p in model.parameters())
         self._timeout_s = timeout_s
         self._meter = Meter()
         self._wire = MeteredWire(wire, self._meter)
         self._engine = self._wire.lane("engine")
         self._steps = 0
         self._exposed_s = 0.0
-        self._flights: list[_Flight] = []
-        self._buffer_sync: tuple[_BufferSync, Task] | None = None
+        self._buffers = Buffers(model, buffers, self._engine)
         self._attached = True
         self._progress = ProgressThread("thinwire-progress")
         self._state = strategy.init(buckets, self._wire)
         self._reducer = Reducer(buckets, strategy.overlap, self)
-        self._mixes = overrides(strategy, "mix")
+        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
@@ -160,12 +144,15 @@ class Link:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
         before, self._reducer.weighted = self._reducer.weighted, True
+        self._buffers.joining = True
         yield
+        self._buffers.present = False
         if overrides(self.strategy, "reduce"):
             while self._reducer.shadow() > 0:
                 pass
-        elif self._mixes:
+        elif overrides(self.strategy, "mix"):
             raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
+        self._buffers.joining, self._buffers.present = False, True
         self._reducer.weighted = before
         if self.strategy.replicas_agree:
             self._adopt_last()
@@ -196,9 +183,7 @@ class Link:
             return
         self._unhook()
         try:
-            for flight in self._flights:
-                self._touch_down(flight)
-                self._wait(flight.task)
+            self._mixer.finish()
             self._stop_serving()
             self._leave_together()
         except PeerError:
@@ -213,7 +198,9 @@ class Link:
         everyone = self._engine.all_reduce_(torch.zeros(1))
         self._tell("detaching")
         if not everyone.wait(self._timeout_s):
-            raise self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach")
+            raise self._wire.late(
+                f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach"
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -240,8 +227,7 @@ class Link:
                     hint="see that worker's own output",
                 )
             )
-        for flight in self._flights:
-            flight.task.coroutine.close()
+        self._mixer.abandon()
         self._stop_serving()
         self._progress.stop()
         self._wire.close()
@@ -262,71 +248,34 @@ class Link:
         return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
 
     def backward_begins(self) -> None:
-        """Forward has been run, so the buffers are those of this step: send them beside the gradients."""
-        if self._buffer_policy == "local" or self.world_size == 1:
-            return
-        every = self._buffer_policy == "rank0"
-        buffers = [b for b in self._model.buffers() if every or b.is_floating_point()]
-        if groups := replicas.chunks(buffers):
-            sync = _BufferSync(groups, [torch.cat([b.detach().reshape(-1) for b in g]) for g in groups])
-            self._buffer_sync = sync, self._start(self._sync_buffers(sync), "buffers")
+        self._buffers.send(self._start)
 
     def wait(self, task: Task) -> None:
         self._wait(task)
 
     def backward_ends(self) -> None:
         self._reducer.weight = 1.0
-        if self._buffer_sync is None:
-            return
-        sync, task = self._buffer_sync
-        self._buffer_sync = None
-        self._wait(task)
-        with torch.no_grad():  # only now: backward may still have needed the old values
-            for buffers, flat in zip(sync.groups, sync.flats, strict=True):
-                parts = flat.split([b.numel() for b in buffers])
-                for buffer, part in zip(buffers, parts, strict=True):
-                    buffer.copy_(part.view(buffer.shape))
-
-    async def _sync_buffers(self, sync: _BufferSync) -> None:
-        for flat in sync.flats:
-            if self._buffer_policy == "rank0":
-                await self._engine.broadcast_(flat.view(torch.uint8), source=0)
-            else:
-                await self._engine.all_reduce_(flat)
-                flat /= self.world_size
+        self._buffers.receive(self._wait)
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _before_step(self) -> None:
-        upcoming = self._steps + 1
-        for flight in list(self._flights):
-            promise = flight.task.flight
-            assert promise is not None, "a mix that never took off was waited for when it started"
-            due = flight.launched + promise.after
-            if upcoming < due or (not flight.task.landing.done() and upcoming < due + promise.late):
-                continue
-            self._touch_down(flight)
-            self._flights.remove(flight)
+        trainable = sum(p.requires_grad for p in self._model.parameters())
+        if trainable != self._num_trainable:
+            raise UsageError(
+                f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
+                hint="after freezing or unfreezing parameters, detach and attach again",
+            )
+        self._mixer.land(self._steps)
 
     def _after_step(self) -> None:
         self._steps += 1
         self._tell()
-        if not self._mixes:
-            return
-        tasks = [
-            self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
-            for bucket in self._buckets
-        ]
-        for task in tasks:
-            self._wait(task.aloft)
-            if not task.done():
-                self._flights.append(_Flight(task, self._steps))
+        if overrides(self.strategy, "mix"):
+            self._mixer.launch(self._steps)
 
-    def _touch_down(self, flight: _Flight) -> None:
-        self._wait(flight.task.landing)
-        self._progress.driver.touch_down(flight.task)
-        if flight.task.error is not None:
-            raise flight.task.error
+    def _mix(self, bucket: ParameterBucket) -> Task:
+        return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
 
     # -- waiting ------------------------------------------------------------------------------------
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 from torch.utils.hooks import RemovableHandle
 
 from thinwire.engine.buckets import ParameterBucket
@@ -36,6 +38,13 @@ class _Slot:
     arrived: int = 0
 
 
+@dataclass(slots=True, weakref_slot=True)
+class _Pass:
+    """One backward pass. Only the graphs it runs in hold it, so it goes with them when they fail."""
+
+    graphs: set[int] = field(default_factory=set)
+
+
 class Reducer:
     """Turns gradient arrivals of one model into reduced gradients.
 
@@ -43,9 +52,7 @@ class Reducer:
     brings some of them several times); from the second on, buckets go out as they fill.
     """
 
-    def __init__(
-        self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher
-    ) -> None:
+    def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         self.weighted = False
         """Whether workers count differently in the coming pass: divide by the mean weight."""
@@ -55,7 +62,7 @@ class Reducer:
         self._launcher = launcher
         self._overlap = overlap
         self._slots = [[_Slot(name, bucket.index) for name in bucket.names] for bucket in buckets]
-        self._graphs: set[int] = set()
+        self._pass: weakref.ref[_Pass] | None = None
         self._next = 0
         self._missing = [0] * len(buckets)
         self._tasks: list[Task] = []
@@ -76,14 +83,7 @@ class Reducer:
     def _arrived(self, slot: _Slot, _: Tensor) -> None:
         if not self.active:
             return
-        graph = torch._C._current_graph_task_id()
-        if graph not in self._graphs:
-            if not self._graphs:
-                self._begin()
-            self._graphs.add(graph)
-            torch.autograd.Variable._execution_engine.queue_callback(  # type: ignore[attr-defined]
-                partial(self._graph_ends, graph)
-            )
+        self._enter()
         slot.arrived += 1
         if slot.bucket < self._next:
             raise UsageError(
@@ -94,6 +94,23 @@ class Reducer:
             self._missing[slot.bucket] -= 1
             while self._next < len(self._buckets) and self._missing[self._next] == 0:
                 self._send()
+
+    def _enter(self) -> None:
+        """Notice which pass and graph this is, and ask to be called when the graph ends."""
+        current = self._pass() if self._pass is not None else None
+        if current is None:
+            if self._tasks:
+                raise UsageError(
+                    f"{len(self._tasks)} of {len(self._buckets)} buckets were sent when backward failed",
+                    hint="other workers have gone on with them, so it cannot be repeated: attach again",
+                )
+            current = _Pass()
+            self._pass = weakref.ref(current)
+            self._begin()
+        graph = torch._C._current_graph_task_id()
+        if graph not in current.graphs:
+            current.graphs.add(graph)
+            torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, current))
 
     def _begin(self) -> None:
         self._next = 0
@@ -109,10 +126,22 @@ class Reducer:
         bucket.gather_(self.weight)
         self._tasks.append(self._launcher.reduce(bucket))
 
-    def _graph_ends(self, graph: int) -> None:
-        self._graphs.discard(graph)
-        if not self._graphs:  # else: a nested backward of reentrant checkpointing has ended
+    def _graph_ends(self, current: _Pass) -> None:
+        around = cast("Node | None", torch._C._current_autograd_node())  # torch's stub forgets None
+        if around is None:
+            self._pass = None
             self._finish()
+            return
+        # A nested backward of reentrant checkpointing has ended, and nothing calls us when the one around
+        # it does. What runs next in that one is the checkpoint's input, so that asks for the call.
+        follower = next(node for node, _ in around.next_functions if node is not None)
+
+        def enter(*_: object, keep: _Pass = current) -> None:
+            handle.remove()
+            if self._pass is not None and self._pass() is keep:
+                self._enter()
+
+        handle = follower.register_prehook(enter)
 
     def _finish(self) -> None:
         try:
@@ -143,5 +172,3 @@ class Reducer:
         finally:
             self._tasks.clear()
         return self._buckets[0].mean_weight() if self._buckets else 0.0
-
-

@@ -62,9 +62,7 @@ def gather_texts(text: str, wire: Wire, wait: Wait) -> list[str]:
     everyone = torch.empty(wire.world_size * longest, dtype=torch.uint8)
     wait(wire.all_gather(padded, everyone))
     rows = everyone.view(wire.world_size, longest)
-    return [
-        bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)
-    ]
+    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)]
 
 
 def broadcast_state(state: dict[str, Any], source: int, wire: Wire, wait: Wait) -> dict[str, Any]:

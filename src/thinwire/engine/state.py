@@ -43,6 +43,8 @@ def load(state: Any, saved: Any, where: str = "state") -> Any:
     if isinstance(state, list):
         if len(state) != len(saved):
             raise DataError(f"{where} does not fit: saved {len(saved)} entries, this run has {len(state)}")
-        state[:] = [load(old, new, f"{where}[{i}]") for i, (old, new) in enumerate(zip(state, saved, strict=True))]
+        state[:] = [
+            load(old, new, f"{where}[{i}]") for i, (old, new) in enumerate(zip(state, saved, strict=True))
+        ]
         return state
     return saved

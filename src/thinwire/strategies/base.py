@@ -69,17 +69,20 @@ class Strategy(Protocol):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
         """The state: buffers and lanes are made here, by all workers."""
-        return None
+        return
 
     async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
         """Gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate."""
+        return
 
     async def mix(self, bucket: Bucket, state: Any, wire: Wire) -> None:
         """Parameters; started for every bucket after every optimizer step. Training waits for its
         end, unless it takes off."""
+        return
 
     async def serve(self, state: Any, wire: Wire) -> None:
         """Runs beside training from attach to detach; most strategies have none."""
+        return
 
     def rounds(self, sizes: Sizes, cluster: Cluster) -> Iterable[Round]:
         """The wire operations of one worker in one step, from sizes alone."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
-from thinwire.strategies.base import Strategy
+from thinwire.strategies.base import Bucket, Strategy
+from thinwire.wire.base import Wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -13,3 +15,6 @@ class Silent(Strategy):
 
     Its speed is what is left for communication to lose; its model is worth nothing.
     """
+
+    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+        """Leave the gradients as they are; being here makes the engine walk its hooks and buckets."""

@@ -11,12 +11,6 @@ Facts of the backends this rests on (torch 2.8 to 2.13):
 
 from __future__ import annotations
 
-import atexit
-import datetime
-import logging
-import os
-import queue
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -26,6 +20,8 @@ import torch.distributed as dist
 
 from thinwire.errors import PeerError, PeerLate
 from thinwire.wire.base import Work, finished
+from thinwire.wire.groups import pool
+from thinwire.wire.waiters import Wait, Waiters, blocked
 from thinwire.wire.watch import Watch
 
 if TYPE_CHECKING:
@@ -35,7 +31,6 @@ if TYPE_CHECKING:
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
-Wait = Callable[[], None]
 Issue = Callable[[], Wait]
 
 
@@ -52,8 +47,8 @@ class ProcessGroupWire:
         self._open: set[Work] = set()
         self._error: BaseException | None = None
         self._lanes: list[ProcessGroupWire] = []
-        self._in_order = _Threads(f"thinwire-lane-{group.group_name}", limit=1)
-        self._any_order = _Threads(f"thinwire-exchange-{group.group_name}")
+        self._in_order = Waiters(f"thinwire-lane-{group.group_name}", limit=1)
+        self._any_order = Waiters(f"thinwire-exchange-{group.group_name}")
         watch.when_lost(self._end_all)
 
     # -- operations -----------------------------------------------------------------------------
@@ -146,7 +141,7 @@ class ProcessGroupWire:
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> ProcessGroupWire:
         members = dist.get_process_group_ranks(self._group)
         chosen = members if ranks is None else [members[rank] for rank in ranks]
-        group = _pool.take(chosen, self._timeout_s, name)
+        group = pool.take(chosen, self._timeout_s, name)
         lane = ProcessGroupWire(group, self._watch, self._timeout_s)
         self._lanes.append(lane)
         return lane
@@ -169,9 +164,9 @@ class ProcessGroupWire:
         if self._error is None and not self._open:
             self._in_order.stop()
             self._any_order.stop()
-            _pool.give_back(self._group, self._timeout_s)
+            pool.give_back(self._group, self._timeout_s)
         else:
-            _blocked.extend([self._in_order, self._any_order])
+            blocked.extend([self._in_order, self._any_order])
 
     # -- how things are started and waited for ---------------------------------------------------
 
@@ -221,9 +216,7 @@ class ProcessGroupWire:
             threads.submit(lambda: self._settle_cuda(work, issue, data.device, ready))
         return work
 
-    def _settle_cuda(
-        self, work: Work, issue: Issue, device: torch.device, ready: torch.cuda.Event
-    ) -> None:
+    def _settle_cuda(self, work: Work, issue: Issue, device: torch.device, ready: torch.cuda.Event) -> None:
         """Issue and wait on a stream of this thread, so that the training stream is never blocked."""
         with torch.cuda.stream(torch.cuda.Stream(device)) as _:
             ready.synchronize()
@@ -257,42 +250,6 @@ class ProcessGroupWire:
             self._watch.ring(self._watch.explain(error))
 
 
-class _Threads:
-    """Daemon threads for calls that block: one in order, or as many as there are calls blocked."""
-
-    def __init__(self, name: str, limit: int | None = None) -> None:
-        self._name = name
-        self._limit = limit
-        self._calls: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
-        self._idle = 0
-        self._threads: list[threading.Thread] = []
-
-    def submit(self, call: Wait) -> None:
-        with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-            elif self._limit is None or len(self._threads) < self._limit:
-                thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-                self._threads.append(thread)
-                thread.start()
-        self._calls.put(call)
-
-    def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            call()
-            with self._lock:
-                self._idle += 1
-
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """End the threads; False if some are still blocked after `timeout_s`."""
-        for _ in self._threads:
-            self._calls.put(None)
-        for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
-
-
 def _started(handle: dist.Work | None) -> Wait:
     assert handle is not None, "an asynchronous operation gave no handle"
     return lambda: _finish(handle)
@@ -320,84 +277,16 @@ def _has_nccl(group: dist.ProcessGroup) -> bool:
     return "nccl" in dist.get_backend_config(group)
 
 
-class _Pool:
-    """Groups given back, for the next lane over the same ranks.
-
-    Torch names a group made by its members alone after how many groups there are, so destroying
-    one can give the next the name, and the stale addresses, of a living one. Hence none is
-    destroyed before the default group is; connecting a full mesh is also the slow part of attach.
-    """
-
-    def __init__(self) -> None:
-        self._world: dist.ProcessGroup | None = None
-        self._free: dict[tuple[tuple[int, ...], float], list[dist.ProcessGroup]] = {}
-        self._uses: dict[str, int] = {}
-        self.started_world = False
-        """Whether the default group is ours, and so ours to end."""
-
-    def take(self, ranks: Sequence[int], timeout_s: float, name: str) -> dist.ProcessGroup:
-        if self._world is not dist.group.WORLD:
-            self._world, self._free, self._uses = dist.group.WORLD, {}, {}
-        free = self._free.setdefault((tuple(ranks), timeout_s), [])
-        if free:
-            return free.pop(0)
-        everybody = len(ranks) == dist.get_world_size()
-        group = dist.new_group(
-            list(ranks),
-            timeout=datetime.timedelta(seconds=timeout_s),
-            use_local_synchronization=not everybody,
-            group_desc=f"thinwire {name}",
-        )
-        assert isinstance(group, dist.ProcessGroup), "this worker is not among the ranks of its own lane"
-        return group
-
-    def give_back(self, group: dist.ProcessGroup, timeout_s: float) -> None:
-        if self._world is dist.group.WORLD and self._world is not None:
-            ranks = tuple(dist.get_process_group_ranks(group))
-            self._free.setdefault((ranks, timeout_s), []).append(group)
-
-    def use(self, group: dist.ProcessGroup) -> str:
-        """A name for this use of the group, the same on all its workers."""
-        uses = self._uses[group.group_name] = self._uses.get(group.group_name, 0) + 1
-        return f"{group.group_name}/{uses}"
-
-
-_pool = _Pool()
-_blocked: list[_Threads] = []
-"""Threads that a lost peer has left blocked in the backend."""
-
-
-def _at_exit() -> None:
-    """End the backend's threads before the interpreter shuts down.
-
-    A thread that comes back from a backend after that aborts the process. Groups that are idle can
-    be destroyed; those a lost peer has left busy cannot, and if their threads do not come back by
-    themselves now that everyone stops, the process has to end without shutting down.
-    """
-    if _blocked:
-        if not all([threads.stop(timeout_s=1.0) for threads in _blocked]):
-            logging.shutdown()
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(1)
-    elif _pool.started_world and dist.is_initialized():
-        dist.destroy_process_group()
-
-
-atexit.register(_at_exit)  # at import, so that it runs after what others register later
-
-
 def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupWire | None:
     """The wire over `process_group` (None: the default group, which is started under torchrun if
     nobody has yet); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
         if not dist.is_torchelastic_launched():
             return None
-        dist.init_process_group()
-        _pool.started_world = True
+        pool.start_world()
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
-    group = _pool.take(dist.get_process_group_ranks(base), timeout_s, "strategy")
+    group = pool.take(dist.get_process_group_ranks(base), timeout_s, "strategy")
     store = dist.distributed_c10d._get_default_store()
-    watch = Watch(store, _pool.use(group), dist.get_rank(group), dist.get_world_size(group))
+    watch = Watch(store, pool.use(group), dist.get_rank(group), dist.get_world_size(group))
     return ProcessGroupWire(group, watch, timeout_s)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from thinwire.errors import PeerError, PeerLate, PeerLost
 
 if TYPE_CHECKING:
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 BEAT_S = 0.5
 SILENCE_S = 10.0
@@ -44,8 +44,8 @@ class _Beat:
 class Watch:
     """Beats for this worker and watches the others; one for a wire and all its lanes."""
 
-    def __init__(self, store: dist.Store, name: str, rank: int, world_size: int) -> None:
-        self._store = store.clone()  # the shared client is locked while somebody waits in it
+    def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
+        self._store: Store = store.clone()  # type: ignore[attr-defined]  # not in the stubs; the shared client is locked while somebody waits in it
         self._prefix = f"thinwire/{name}/"
         self._rank = rank
         self._world_size = world_size

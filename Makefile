@@ -1,0 +1,31 @@
+.DEFAULT_GOAL := help
+.PHONY: help demo test check clean
+
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+READY := .venv/.ready
+CODE := src tests examples tools $(wildcard benchmarks)
+TEXT := $(wildcard *.md docs)
+
+help:  ## show this list
+	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
+
+demo: $(READY)  ## train a small network on 4 local workers
+	thinwire train
+
+test: $(READY)  ## run all tests
+	python -m pytest
+
+check: $(READY)  ## format, lint, types, imports between packages, spelling
+	ruff format --check $(CODE)
+	ruff check $(CODE)
+	mypy $(CODE)
+	lint-imports --no-logo
+	codespell $(CODE) $(TEXT)
+
+clean:  ## remove .venv, caches and build outputs; runs/ stays
+	rm -rf .venv build dist src/*.egg-info .*_cache .hypothesis
+	find $(CODE) -name __pycache__ -prune -exec rm -rf {} +
+
+$(READY): pyproject.toml tools/setup
+	tools/setup
+	@touch $@

@@ -1,0 +1,69 @@
+"""The command line: `thinwire`. One file per command; each parses, calls the library, and prints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, cast
+
+import typer
+
+import thinwire
+from thinwire.cli import recipes, strategies, train
+from thinwire.cli.output import fail
+from thinwire.errors import ThinwireError
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="thinwire",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(train.train)
+app.command(name="strategies")(strategies.strategies)
+app.command(name="recipes")(recipes.recipes)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"thinwire {thinwire.__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _thinwire(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Train PyTorch models on machines joined by ordinary networks."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+# Some versions of Typer bring their own copy of click; in both, this class is two above BadParameter.
+_ParseError = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status: 1 after an error, 2 for wrong usage, 130 after Ctrl-C."""
+    try:
+        status = app(
+            None if arguments is None else list(arguments), prog_name="thinwire", standalone_mode=False
+        )
+    except ThinwireError as error:
+        return fail(error.message, error.hint)
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except _ParseError as error:
+        return _wrong_usage(error)
+    return status if isinstance(status, int) else 0
+
+
+def _wrong_usage(error: Any) -> int:
+    message = error.format_message()
+    command = error.ctx.command_path if getattr(error, "ctx", None) else "thinwire"
+    return fail(message[:1].lower() + message[1:].rstrip("."), f"see `{command} --help`", status=2)

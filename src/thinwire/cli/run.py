@@ -1,0 +1,160 @@
+"""Runs a configuration while somebody watches: starts workers, follows their events, explains their end."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from thinwire.cli.output import note
+from thinwire.cli.state import RunState
+from thinwire.cli.view import LineView, View, choose_view
+from thinwire.errors import SettingError, ThinwireError
+from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
+from thinwire.recipes.config import RunConfig, write_config
+from thinwire.recipes.launch import LocalWorkers, first_death, tail
+from thinwire.recipes.worker import work
+
+POLL_S = 0.1
+LAUNCHER_GRACE_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that came to its end."""
+
+    summary: Summary
+    wall_s: float
+    """Seconds from start to end, starting the workers included."""
+    folder: Path
+
+    def as_json(self) -> dict[str, object]:
+        """What --json prints."""
+        return {**plain(self.summary), "wall_s": self.wall_s, "run": str(self.folder)}
+
+
+def new_folder(out: Path | None, config: RunConfig) -> Path:
+    """An empty folder for the results; one with something in it is refused."""
+    if out is None:
+        recipe = config.recipe.replace(":", "-").replace("/", "-")
+        name = f"{recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
+        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
+        out = next(path for path in candidates if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()):
+            raise SettingError(
+                f"--out must be a new or empty folder, and {out} is not empty",
+                hint="name another folder, or remove this one if its results are not needed",
+            )
+    except OSError as error:
+        raise SettingError(
+            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
+        ) from None
+    return out
+
+
+def run_here(folder: Path, config: RunConfig) -> Outcome:
+    """Run on workers of this machine until they end; ThinwireError says why if they fail."""
+    began = time.monotonic()
+    write_config(folder, config)
+    state, reader = RunState(config.workers), EventReader(folder)
+    title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {folder}"
+    try:
+        with choose_view(title) as view, LocalWorkers(folder, config.workers) as workers:
+            status = _follow(state, reader, view, workers)
+    except KeyboardInterrupt:
+        note(f"interrupted; what was written so far is in {folder}")
+        raise
+    for event in reader.poll():  # what workers wrote while they were ended
+        state.apply(event)
+    if status != 0 or state.summary is None:
+        raise explain(state, workers.log, status)
+    return Outcome(state.summary, time.monotonic() - began, folder)
+
+
+def _follow(state: RunState, reader: EventReader, view: View, workers: LocalWorkers) -> int:
+    """Show the run until the launcher ends, and return its status; 1 if it is slow to end after a failure."""
+    deadline = math.inf
+    while (status := workers.poll()) is None:
+        for event in reader.poll():
+            state.apply(event)
+        for pid in state.pids.values():
+            workers.knows(pid)
+        view.show(state)
+        if state.failures and deadline == math.inf:
+            # the launcher waits half a minute for a worker that hangs; that is ours to cut short
+            deadline = time.monotonic() + LAUNCHER_GRACE_S
+        if time.monotonic() > deadline:
+            return 1
+        time.sleep(POLL_S)
+    for event in reader.poll():
+        state.apply(event)
+    view.show(state)
+    return status
+
+
+def explain(state: RunState, log: Path, status: int) -> ThinwireError:
+    """One error for all that went wrong: the root cause, with worker and host."""
+    cause, death = state.root_cause, first_death(log)
+    if death is not None and death.rank in {event.rank for event in state.failures}:
+        death = None  # it has told us itself, and better
+    if cause is not None and isinstance(cause.record, Failed) and not (cause.record.consequence and death):
+        failed = cause.record
+        who = "" if failed.message.startswith("worker ") else f"worker {cause.rank} on {failed.host}: "
+        if failed.expected:
+            return ThinwireError(who + failed.message, hint=failed.hint or f"the workers' output is in {log}")
+        return ThinwireError(f"{who}{failed.error}: {failed.message}", hint=f"the traceback is in {log}")
+    if death is not None:
+        host = state.hosts.get(death.rank, "this machine")
+        memory = "often the system was out of memory: try fewer workers or a smaller batch; "
+        return ThinwireError(
+            f"worker {death.rank} on {host} {death.how} (pid {death.pid})",
+            hint=f"{memory if death.status == -9 else ''}the workers' output is in {log}",
+        )
+    last = tail(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
+    return ThinwireError(
+        f"the workers ended without a result (status {status})" + (f": {last}" if last else ""),
+        hint=f"the workers' output is in {log}",
+    )
+
+
+def run_under_torchrun(out: Path | None, config: RunConfig) -> Outcome | None:
+    """Be one of torchrun's workers; on rank 0 show progress and return the result."""
+    rank = int(os.environ["RANK"])
+    if out is None:
+        raise SettingError(
+            "--out must be given under torchrun, so that all workers name the same folder",
+            hint="for example --out runs/first",
+        )
+    if (out / FOLDER / f"worker-{rank}.jsonl").exists():
+        raise SettingError(
+            f"--out must be a new folder, and {out} holds another run", hint="name another folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    if rank != 0:
+        work(out, config, os.environ)
+        return None
+    began = time.monotonic()
+    write_config(out, config)
+    state = RunState(config.workers)
+    title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {out}"
+    with LineView(title) as view:
+
+        def watch(event: Event) -> None:
+            state.apply(event)
+            view.show(state)
+
+        work(out, config, os.environ, watch)
+    assert state.summary is not None, "rank 0 writes a summary when training ends well"
+    return Outcome(state.summary, time.monotonic() - began, out)
+
+
+def count(number: int, noun: str) -> str:
+    """
+    >>> count(1, "worker"), count(4, "worker")
+    ('1 worker', '4 workers')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -1,0 +1,1 @@
+"""Named, complete trainings: model, data, optimizer, schedule, target and defaults."""

@@ -1,0 +1,35 @@
+"""mnist-cnn: the classic, from a folder of idx files."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from thinwire.data import find_mnist
+from thinwire.recipes.base import Recipe, Target, Training
+
+
+def mnist_cnn() -> Recipe:
+    """A small CNN on the 70,000 digits of MNIST, or on Fashion-MNIST, which has the same format."""
+    return Recipe(
+        name="mnist-cnn",
+        summary="small CNN on MNIST (28 x 28); needs --data DIR with its four idx files, plain or .gz",
+        training=_training,
+        target=Target(metric="accuracy", value=0.985),
+        epochs=3,
+        batch_size=32,
+        locate=find_mnist,
+    )
+
+
+def _training() -> Training:
+    from thinwire.data import load_mnist
+    from thinwire.recipes import images
+
+    return Training(
+        data=lambda folder: images.grey_images(load_mnist(folder), highest=255),
+        model=lambda: images.small_cnn(side=28, num_pools=2, num_hidden=64),
+        optimizer=partial(images.adamw, rate_at_64=0.003),
+        schedule=images.one_cycle,
+        loss=images.cross_entropy,
+        score=images.num_correct,
+    )

@@ -1,0 +1,132 @@
+"""The command line without workers: what it lists, what it refuses, and how."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import thinwire
+from tests.cli.command import environment
+from thinwire.cli import main
+from thinwire.recipes import registry as recipes
+from thinwire.strategies import registry as strategies
+
+
+def test_version_and_help_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"thinwire {thinwire.__version__}\n"
+    assert main([]) == 0
+    assert "Commands:" in capsys.readouterr().out
+
+
+def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """Flags are few on purpose: what decides a training belongs into a recipe or a strategy."""
+    assert main(["train", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = [line.split()[0] for line in lines if line.strip().startswith("--")]
+    assert options == [
+        "--strategy",
+        "--set",
+        "--workers",
+        "--epochs",
+        "--batch-size",
+        "--seed",
+        "--data",
+        "--out",
+        "--json",
+    ]
+
+
+def test_strategies_are_listed_with_settings(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies"]) == 0
+    out = capsys.readouterr().out
+    assert all(f"{name}\n" in out for name in strategies.names())
+    assert "--set overlap=backward" in out
+    assert "Send a bucket as soon as" in out
+
+
+def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in recipes.names())
+    assert "digits-cnn (default)" in out
+    assert "accuracy 97 %" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "error", "hint"),
+    [
+        (
+            "train --strategy alreduce",
+            1,
+            "strategy must be one of silent, all-reduce",
+            "did you mean 'all-reduce'?",
+        ),
+        ("train --set overlap=x", 1, "AllReduce.overlap must be backward or none, got 'x'", ""),
+        ("train --set overlop=x", 1, "all-reduce has no setting 'overlop'", "it has overlap"),
+        ("train digit-cnn", 1, "recipe must be one of digits-cnn, mnist-cnn", "did you mean 'digits-cnn'?"),
+        ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
+        ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
+        ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
+        ("train --set overlap", 2, "--set expects KEY=VALUE, got 'overlap'", "see `thinwire train --help`"),
+        ("train --worker 2", 2, "no such option: --worker", "see `thinwire train --help`"),
+        ("train --workers two", 2, "'--workers'", "see `thinwire train --help`"),
+        ("training", 2, "no such command 'training'", "see `thinwire --help`"),
+    ],
+)
+def test_wrong_input_is_one_error_and_a_hint(
+    arguments: str, status: int, error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments.split()) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert error in lines[0]
+    assert len(lines) == (2 if hint else 1)
+    if hint:
+        assert lines[1].startswith("hint: ")
+        assert hint in lines[1]
+
+
+def test_out_that_is_not_empty_is_refused_and_untouched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "precious").write_text("results")
+    assert main(["train", "--out", str(tmp_path)]) == 1
+    assert "is not empty" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["precious"]
+    assert main(["train", "--out", str(tmp_path / "precious" / "below")]) == 1
+    assert "error: --out must be a folder that can be written to" in capsys.readouterr().err
+
+
+def test_torchrun_needs_a_common_folder_and_its_own_number_of_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert main(["train"]) == 1
+    assert "--out must be given under torchrun" in capsys.readouterr().err
+    assert main(["train", "--workers", "3", "--out", "x"]) == 1
+    assert "workers must be torchrun's 2, got 3" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["train", "--help"], ["strategies"], ["recipes"], ["--version"]]
+)
+def test_quick_commands_do_not_import_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from thinwire.cli import main; status = main(sys.argv[1:]); "
+        "sys.exit(status or 'torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,145 @@
+"""`thinwire train` as a user runs it, with real workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import alive, end, environment, is_training, started, thinwire, wait_for, worker_pids
+from thinwire.events import Evaluated, RunEnded, read_events
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.timeout(300)
+def test_default_recipe_reaches_its_target_on_four_workers(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = thinwire("train", "--out", str(run), "--json", timeout_s=280)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["recipe"] == "digits-cnn"
+    assert result["workers"] == 4
+    assert result["value"] >= 0.97
+    assert result["reached"] is True
+    assert result["sent_bytes_per_step"] > 0
+    assert 0 < result["exposed_share"] < 1
+    assert "epoch 20/20" in done.stderr
+    assert "Traceback" not in done.stderr
+    events = read_events(run)
+    assert sorted(event.rank for event in events if isinstance(event.record, RunEnded)) == [0, 1, 2, 3]
+    assert [e.record.epoch for e in events if isinstance(e.record, Evaluated)] == list(range(1, 21))
+    config = json.loads((run / "config.json").read_text())
+    assert config["config"]["settings"] == {"overlap": "backward"}
+    assert config["versions"]["torch"]
+
+
+def test_one_silent_worker_sends_nothing_and_summary_is_readable(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = thinwire("train", "--workers", "1", "--strategy", "silent", "--epochs", "1", "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "sent      0 B per step and worker, 0 B in all" in done.stdout
+    assert "accuracy" in done.stdout
+    assert "missed" in done.stdout  # one epoch is not enough
+    assert str(run) in done.stdout
+
+
+def test_nan_names_worker_host_and_step(tmp_path: Path) -> None:
+    done = thinwire("train", "faulty:nan_loss", "--workers", "2", "--out", str(tmp_path / "run"))
+    assert done.returncode == 1
+    title, error, hint = done.stderr.splitlines()
+    assert title.startswith("faulty:nan_loss")
+    assert error.startswith("error: worker 1 on ")
+    assert "the loss is nan at step 20" in error
+    assert hint.startswith("hint: ")
+    assert done.stdout == ""
+
+
+def test_bug_in_a_recipe_is_one_error_and_points_to_the_traceback(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    done = thinwire("train", "faulty:crash", "--workers", "2", "--out", str(run))
+    assert done.returncode == 1
+    assert "error: worker 1 on " in done.stderr
+    assert "ZeroDivisionError: a bug of the user's" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert f"hint: the traceback is in {run / 'workers.log'}" in done.stderr
+    assert "Traceback" in (run / "workers.log").read_text()
+
+
+def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started("train", "faulty:endless", "--workers", "3", "--out", str(run)) as process:
+        wait_for(lambda: is_training(run, 3))
+        pids = worker_pids(run)
+        try:
+            subprocess.run(["kill", "-9", str(pids[2])], check=True)
+            _, stderr = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert "error: worker 2 on " in stderr
+            assert f"was killed by SIGKILL (pid {pids[2]})" in stderr
+            assert not any(alive(pid) for pid in pids.values())
+        finally:
+            end(list(pids.values()))
+
+
+def test_frozen_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
+        wait_for(lambda: is_training(run, 2))
+        pids = worker_pids(run)
+        try:
+            subprocess.run(["kill", "-STOP", str(pids[1])], check=True)
+            _, stderr = process.communicate(timeout=60)
+            assert process.returncode == 1
+            assert "error: worker 1 on " in stderr
+            assert "no sign of life" in stderr
+            assert not any(alive(pid) for pid in pids.values())
+        finally:
+            end(list(pids.values()))
+
+
+def test_interrupt_ends_everything(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
+        wait_for(lambda: is_training(run, 2))
+        pids = worker_pids(run)
+        try:
+            process.send_signal(signal.SIGINT)
+            _, stderr = process.communicate(timeout=60)
+            assert process.returncode == 130
+            assert "interrupted" in stderr
+            assert "Traceback" not in stderr
+            assert not any(alive(pid) for pid in pids.values())
+        finally:
+            end(list(pids.values()))
+
+
+def test_killed_command_leaves_no_orphans(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
+        wait_for(lambda: is_training(run, 2))
+        pids = list(worker_pids(run).values())
+        launcher = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
+        try:
+            process.kill()
+            process.communicate(timeout=60)
+            wait_for(lambda: not any(alive(pid) for pid in [*pids, launcher]), timeout_s=60)
+        finally:
+            end([*pids, launcher])
+
+
+def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "thinwire", "train", "--epochs", "2", "--json", "--out", str(run)]
+    done = subprocess.run(
+        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["workers"] == 2
+    assert sorted(worker_pids(run)) == [0, 1]
+    assert "epoch 2/2" in done.stderr

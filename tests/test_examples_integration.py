@@ -1,0 +1,67 @@
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SINGLE = ROOT / "examples" / "train_single.py"
+THINWIRE = ROOT / "examples" / "train_thinwire.py"
+GAN = ROOT / "examples" / "gan.py"
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def changed_lines() -> list[str]:
+    """What `diff` says about the two scripts, without their docstrings and blank lines."""
+    single, thinwire = (path.read_text().splitlines()[1:] for path in (SINGLE, THINWIRE))
+    lines = [line for line in difflib.unified_diff(single, thinwire, lineterm="", n=0) if line[1:].strip()]
+    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+
+
+def printed(pattern: str, *arguments: str) -> list[float]:
+    """Run Python with these arguments; the numbers in its output that stand where the pattern says."""
+    ran = subprocess.run(
+        [sys.executable, *arguments],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [float(number) for number in re.findall(pattern, ran.stdout)]
+
+
+def test_the_difference_is_four_lines_added() -> None:
+    assert [line[0] for line in changed_lines()] == ["+"] * 4
+
+
+def test_the_readme_shows_that_difference() -> None:
+    [shown] = re.findall(r"```diff\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert [line for line in shown.splitlines() if line[1:].strip()] == changed_lines()
+
+
+@pytest.mark.processes
+def test_every_way_to_start_it_learns_the_same() -> None:
+    accuracy = r"test accuracy ([\d.]+)%"
+    [single] = printed(accuracy, str(SINGLE))
+    world_of_one = printed(accuracy, str(THINWIRE))
+    two_workers = printed(accuracy, *TORCHRUN, str(THINWIRE))
+
+    assert single >= 98
+    assert world_of_one == [single]
+    # The batches are the same ones, cut in two; the sums in them round differently, hence the tolerance.
+    assert two_workers == pytest.approx([single, single], abs=1)
+    assert two_workers[0] == two_workers[1]
+
+
+@pytest.mark.processes
+def test_a_gan_learns_with_both_models_attached() -> None:
+    radii = printed(r"radius of the drawn circle ([\d.]+)", *TORCHRUN, str(GAN))
+    assert radii == pytest.approx([1, 1], abs=0.1)
