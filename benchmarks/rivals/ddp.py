@@ -56,7 +56,7 @@ class PowerSgd:
 
     rank: int
     start_step: int = 2
-    """Steps of plain all-reduce before. torch's default of 1000 would hide it in a short run; 2 is the least."""
+    """Steps of plain all-reduce before. torch's own 1000 would hide it in a short run; 2 is the least."""
 
     @property
     def name(self) -> str:

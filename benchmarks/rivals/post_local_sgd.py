@@ -13,7 +13,6 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
     post_localSGD_hook,
 )
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
-from torch.distributed.optim import PostLocalSGDOptimizer
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
@@ -36,6 +35,9 @@ class PostLocalSgd:
 
     @contextmanager
     def _join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
+        # Here, not on top: importing it warns about torch's own use of torch.jit.
+        from torch.distributed.optim import PostLocalSGDOptimizer
+
         # One worker per host: a subgroup of one, inside which there is nothing to reduce.
         alone, all_alone = dist.new_subgroups(group_size=1)
         state = PostLocalSGDState(

@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 PATIENCE = timedelta(minutes=5)
 
@@ -33,7 +34,7 @@ def torchft_manager() -> Iterator[Any]:
     lighthouse = LighthouseServer(bind="[::]:0", min_replicas=world_size) if rank == 0 else None
     address = [lighthouse.address() if lighthouse else ""]
     dist.broadcast_object_list(address, src=0)
-    store = dist.TCPStore(host, 0, is_master=True, wait_for_workers=False)
+    store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
     manager = Manager(
         pg=ProcessGroupGloo(timeout=PATIENCE),
         load_state_dict=None,

@@ -28,7 +28,7 @@ def test_all_are_there_under_their_names() -> None:
 
 
 def test_an_unknown_one_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="rival must be one of 'ddp', .*'torchft-diloco', got 'horovod'"):
+    with pytest.raises(SettingError, match=r"rival must be one of 'ddp', .*'torchft-diloco', got 'horovod'"):
         find("horovod")
 
 
