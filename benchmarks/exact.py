@@ -124,17 +124,15 @@ def _time(
 
 def of_everyone(workers: Sequence[Sequence[Block]]) -> list[Block]:
     """The workers' blocks as one: the slowest clock, the mean processor and waiting time."""
-    merged = []
-    for blocks in zip(*workers, strict=True):
-        merged.append(
-            dataclasses.replace(
-                blocks[0],
-                step_s=max(b.step_s for b in blocks),
-                processor_s=statistics.mean(b.processor_s for b in blocks),
-                exposed_s=statistics.mean(b.exposed_s for b in blocks),
-            )
+    return [
+        dataclasses.replace(
+            blocks[0],
+            step_s=max(b.step_s for b in blocks),
+            processor_s=statistics.mean(b.processor_s for b in blocks),
+            exposed_s=statistics.mean(b.exposed_s for b in blocks),
         )
-    return merged
+        for blocks in zip(*workers, strict=True)
+    ]
 
 
 def spread(values: Sequence[float], scale: float = 1.0, digits: int = 1) -> str:
@@ -148,7 +146,7 @@ def speed_table(blocks: Sequence[Block]) -> list[str]:
     clock = {name: {b.turn: b.step_s for b in blocks if b.contender == name} for name in CONTENDERS}
     ceiling = clock["Silent (ceiling)"]
     lines = [
-        "| contender | step, ms | ratio to DDP | ratio to the ceiling | processor, ms per step | exposed, ms |",
+        "| contender | step, ms | ratio to DDP | ratio to ceiling | processor, ms per step | exposed, ms |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for name in CONTENDERS:
@@ -177,7 +175,9 @@ def measure_speed(config: Config, world_sizes: Sequence[int]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.exact", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.exact", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--quick", action="store_true", help="few and short blocks, to see that it works")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="world sizes (default: 2 4)")
     arguments = parser.parse_args()

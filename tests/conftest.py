@@ -9,6 +9,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import torch
+
+torch.set_num_threads(1)  # workers are threads or processes: more than one each only gets in the way
 
 # Threads a library keeps for the life of the process.
 _KEPT = ("ThreadPoolExecutor", "pydevd", "asyncio_", "QueueFeederThread")

@@ -44,10 +44,11 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def wait_for(condition: Callable[[], bool], timeout_s: float = 60) -> None:
-    """Return once `condition` holds; fail if it does not in time."""
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 90) -> None:
+    """Return once `condition` holds; fail if it does not in time, or if the command has ended instead."""
     deadline = time.monotonic() + timeout_s
     while not condition():
+        assert process.poll() in (None, -signal.SIGKILL), process.communicate()[1]
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.05)
 

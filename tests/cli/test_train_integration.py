@@ -73,7 +73,7 @@ def test_bug_in_a_recipe_is_one_error_and_points_to_the_traceback(tmp_path: Path
 def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started("train", "faulty:endless", "--workers", "3", "--out", str(run)) as process:
-        wait_for(lambda: is_training(run, 3))
+        wait_for(lambda: is_training(run, 3), process)
         pids = worker_pids(run)
         try:
             subprocess.run(["kill", "-9", str(pids[2])], check=True)
@@ -89,7 +89,7 @@ def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
 def test_frozen_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
-        wait_for(lambda: is_training(run, 2))
+        wait_for(lambda: is_training(run, 2), process)
         pids = worker_pids(run)
         try:
             subprocess.run(["kill", "-STOP", str(pids[1])], check=True)
@@ -105,7 +105,7 @@ def test_frozen_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
 def test_interrupt_ends_everything(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
-        wait_for(lambda: is_training(run, 2))
+        wait_for(lambda: is_training(run, 2), process)
         pids = worker_pids(run)
         try:
             process.send_signal(signal.SIGINT)
@@ -121,13 +121,13 @@ def test_interrupt_ends_everything(tmp_path: Path) -> None:
 def test_killed_command_leaves_no_orphans(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with started("train", "faulty:endless", "--workers", "2", "--out", str(run)) as process:
-        wait_for(lambda: is_training(run, 2))
+        wait_for(lambda: is_training(run, 2), process)
         pids = list(worker_pids(run).values())
         launcher = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
         try:
             process.kill()
             process.communicate(timeout=60)
-            wait_for(lambda: not any(alive(pid) for pid in [*pids, launcher]), timeout_s=60)
+            wait_for(lambda: not any(alive(pid) for pid in [*pids, launcher]), process)
         finally:
             end([*pids, launcher])
 

@@ -81,7 +81,7 @@ class Training:
 
 
 TRAININGS = [Training(case, optimizer) for case in CASES for optimizer in OPTIMIZERS]
-OVERLAPS: tuple[Overlap, ...] = ("backward", "none")
+OVERLAPS: tuple[Overlap, ...] = ("forward", "backward", "none")
 
 
 @functools.cache

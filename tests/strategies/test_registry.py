@@ -108,9 +108,9 @@ def test_unknown_strategy_is_answered_with_the_known_ones() -> None:
 
 
 def test_unknown_and_missing_settings_are_answered_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match="all-reduce has no setting 'overlop'") as caught:
-        registry.build("all-reduce", {"overlop": "none"})
-    assert "overlap (backward or none): Send a bucket" in caught.value.hint
+    with pytest.raises(SettingError, match="sample has no setting 'wort'") as caught:
+        build(wort="x")
+    assert "word (text): Some text.; whole (a whole number): ;" in caught.value.hint
     with pytest.raises(SettingError, match="sample needs the setting 'needed'") as caught:
         registry.build("sample")
     with pytest.raises(SettingError) as caught:

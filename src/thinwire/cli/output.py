@@ -26,13 +26,13 @@ def as_bytes(count: float) -> str:
     """
     if count < 999.5:
         return f"{count:.0f} B"
-    unit = "B"
-    for unit in ("kB", "MB", "GB", "TB"):
+    units = ["kB", "MB", "GB", "TB"]
+    count /= 1000
+    while count >= 999.5 and len(units) > 1:
         count /= 1000
-        if count < 999.5:
-            break
+        units.pop(0)
     digits = 2 if count < 9.995 else 1 if count < 99.95 else 0
-    return f"{count:,.{digits}f} {unit}"
+    return f"{count:,.{digits}f} {units[0]}"
 
 
 def as_percent(share: float) -> str:

@@ -23,6 +23,8 @@ _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 BUCKET_BYTES = 25 << 20
 TIMEOUT_S = 300.0
+PIECES = 32
+SMALLEST_PIECE_BYTES = 64 << 10
 
 
 def attach(
@@ -77,11 +79,28 @@ def attach(
         replicas.check_alike(replicas.describe(model, settings), wire, wait)
         replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        if strategy.overlap == "forward":
+            bucket_bytes = min(bucket_bytes, _piece_bytes(sum(p.nbytes for _, p in trainable)))
         buckets = make_buckets(trainable, bucket_bytes)
-        return Link(model, optimizer, strategy, wire, buckets, buffers=buffers, timeout_s=timeout_s)
+        return Link(
+            model,
+            optimizer,
+            strategy,
+            wire,
+            buckets,
+            bucket_bytes=bucket_bytes,
+            buffers=buffers,
+            timeout_s=timeout_s,
+        )
     except BaseException:
         wire.close()
         raise
+
+
+def _piece_bytes(model_bytes: int) -> int:
+    """Small enough that the first layer's gradients need not wait long behind others; large enough
+    that messages do not become latency only."""
+    return max(model_bytes // PIECES, SMALLEST_PIECE_BYTES)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:

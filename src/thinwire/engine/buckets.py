@@ -116,6 +116,15 @@ class ParameterBucket:
                 if parameter.grad is None and used:
                     parameter.grad = view.clone(memory_format=torch.contiguous_format)
 
+    @torch.no_grad()
+    def lend_(self, *, weighted: bool) -> None:
+        """Make the reduced gradients the parameters' own as views; none for those no worker used."""
+        if weighted:
+            self.gradient[: self.num_parameters].div_(self._weight)
+        used_somewhere = (self._used != 0).tolist()
+        for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
+            parameter.grad = view if used else None
+
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
         return float(self._weight.item())

@@ -19,7 +19,8 @@ class Buffers:
     """Sends the buffers beside the gradients of the same step, in one message per dtype."""
 
     def __init__(self, model: nn.Module, policy: BufferPolicy, wire: Wire) -> None:
-        self._model = model
+        # The dicts that hold them, as walking the model in every step is slow and a buffer may be replaced.
+        self._homes = [(module._buffers, name) for module in model.modules() for name in module._buffers]
         self._policy = policy
         self._wire = wire
         self._groups: list[list[Tensor]] = []
@@ -37,7 +38,8 @@ class Buffers:
         if self._task is not None:
             return  # sent by a backward that failed before its gradients were; this one repeats it
         every = self._policy == "rank0"
-        self._groups = replicas.chunks(b for b in self._model.buffers() if every or b.is_floating_point())
+        present = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}
+        self._groups = replicas.chunks(b for b in present.values() if every or b.is_floating_point())
         self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
         if self._groups:
             self._task = start(self._sync(), "buffers")
@@ -65,5 +67,5 @@ class Buffers:
         task, self._task = self._task, None
         wait(task)
         for buffers, flat in zip(self._groups, self._flats, strict=True):
-            for buffer, part in zip(buffers, flat.split([b.numel() for b in buffers]), strict=True):
-                buffer.copy_(part.view(buffer.shape))
+            parts = flat.split([b.numel() for b in buffers])
+            torch._foreach_copy_(buffers, [p.view(b.shape) for p, b in zip(parts, buffers, strict=True)])

@@ -104,7 +104,8 @@ class ProgressThread:
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self.driver = Driver(self._calls.put)
+        self.soon: Callable[[Call], None] = self._calls.put
+        self.driver = Driver(self.soon)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

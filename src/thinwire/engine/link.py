@@ -6,7 +6,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -18,11 +18,12 @@ from torch.optim import Optimizer
 from thinwire.engine import replicas, state
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
+from thinwire.engine.deferred import Deferred
 from thinwire.engine.driver import ProgressThread, Task
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
-from thinwire.strategies.base import Strategy, overrides
+from thinwire.strategies.base import Gradients, Strategy, overrides
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
 
@@ -54,6 +55,7 @@ class Link:
         wire: Wire,
         buckets: Sequence[ParameterBucket],
         *,
+        bucket_bytes: int,
         buffers: BufferPolicy,
         timeout_s: float,
     ) -> None:
@@ -63,7 +65,7 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
-        self._num_trainable = sum(p.requires_grad for p in model.parameters())
+        self._num_trainable = _num_trainable(optimizer)
         self._timeout_s = timeout_s
         self._meter = Meter()
         self._wire = MeteredWire(wire, self._meter)
@@ -74,7 +76,11 @@ class Link:
         self._attached = True
         self._progress = ProgressThread("thinwire-progress")
         self._state = strategy.init(buckets, self._wire)
-        self._reducer = Reducer(buckets, strategy.overlap, self)
+        self._reducer: Reducer | Deferred = (
+            Deferred(model, optimizer, buckets, bucket_bytes, self)
+            if strategy.overlap == "forward"
+            else Reducer(buckets, strategy.overlap, self)
+        )
         self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
@@ -82,7 +88,7 @@ class Link:
         if overrides(strategy, "reduce"):
             self._reducer.hook()
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self._before_step()),
+            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
 
@@ -102,10 +108,12 @@ class Link:
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size; called by all workers."""
+        self.settle()
         return replicas.consensus_distance(self._buckets, self._engine, self._wait)
 
     def state_dict(self) -> dict[str, Any]:
         """What of the link must survive a stop, for this worker."""
+        self.settle()
         return {"strategy": repr(self.strategy), "steps": self._steps, "state": state.dump(self._state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -114,6 +122,7 @@ class Link:
                 f"the saved state is of {saved['strategy']}, this link has {self.strategy!r}",
                 hint="attach with the strategy the state was saved with",
             )
+        self.settle()
         self._steps = saved["steps"]
         self._state = state.load(self._state, saved["state"])
 
@@ -122,11 +131,11 @@ class Link:
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes in here only accumulate; the first one after it sends them."""
-        before, self._reducer.active = self._reducer.active, False
+        before, self._reducer.arrivals.active = self._reducer.arrivals.active, False
         try:
             yield
         finally:
-            self._reducer.active = before
+            self._reducer.arrivals.active = before
 
     def weight(self, num_samples: float) -> None:
         """How much the next backward counts: gradients become the mean over samples, not workers.
@@ -157,14 +166,28 @@ class Link:
         if self.strategy.replicas_agree:
             self._adopt_last()
 
+    def settle(self) -> None:
+        """Finish the steps still under way, so that the parameters are those after the last step.
+
+        Only overlap="forward" leaves any. Forward passes and state dicts do it by themselves; call
+        it before code that reads parameters directly, such as a moving average.
+        """
+        self._reducer.settle()
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """torch's clip_grad_norm_ over this model, which works with every overlap."""
+        return self._reducer.clip_grad_norm_(max_norm, norm_type)
+
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
+        self.settle()
         replicas.average_tensors_(self._averageable(), self._engine, self._wait)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
+        self.settle()
         tensors = self._averageable()
         own = [t.detach().clone() for t in tensors]
         self.average_()
@@ -181,8 +204,9 @@ class Link:
         """Finish what is under way and take every hook off; a second call does nothing."""
         if not self._attached:
             return
-        self._unhook()
         try:
+            self.settle()
+            self._unhook()
             self._mixer.finish()
             self._stop_serving()
             self._leave_together()
@@ -244,23 +268,32 @@ class Link:
 
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
-    def reduce(self, bucket: ParameterBucket) -> Task:
+    def reduce(self, bucket: Gradients) -> Task:
         return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
 
-    def backward_begins(self) -> None:
+    def send_buffers(self) -> None:
         self._buffers.send(self._start)
 
-    def wait(self, task: Task) -> None:
-        self._wait(task)
-
-    def backward_ends(self) -> None:
-        self._reducer.weight = 1.0
+    def receive_buffers(self) -> None:
         self._buffers.receive(self._wait)
+
+    def wait(self, work: Work) -> None:
+        self._wait(work)
+
+    def soon(self, call: Callable[[], None]) -> None:
+        self._progress.soon(call)
+
+    def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Rank 0's order, on every worker."""
+        data = torch.tensor(order)
+        self._wait(self._engine.broadcast_(data, source=0))
+        return [(int(bucket), int(piece)) for bucket, piece in data.tolist()]
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
-    def _before_step(self) -> None:
-        trainable = sum(p.requires_grad for p in self._model.parameters())
+    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._reducer.check_step(args, kwargs)
+        trainable = _num_trainable(self._optimizer)
         if trainable != self._num_trainable:
             raise UsageError(
                 f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
@@ -269,6 +302,7 @@ class Link:
         self._mixer.land(self._steps)
 
     def _after_step(self) -> None:
+        self._reducer.record_step()
         self._steps += 1
         self._tell()
         if overrides(self.strategy, "mix"):
@@ -306,6 +340,7 @@ class Link:
 
     def _adopt_last(self) -> None:
         """Take model and optimizer of the worker that has done the most steps."""
+        self.settle()
         steps = torch.empty(self.world_size, dtype=torch.int64)
         self._wait(self._engine.all_gather(torch.tensor([self._steps]), steps))
         source = int(steps.argmax())
@@ -317,3 +352,8 @@ class Link:
         if self.rank != source:
             self._optimizer.load_state_dict(optimizer)
         self._steps = int(steps.max())
+
+
+def _num_trainable(optimizer: Optimizer) -> int:
+    # From the optimizer's lists: walking the model in every step is slow.
+    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])

@@ -106,14 +106,17 @@ def average_tensors_(tensors: Iterable[Tensor], wire: Wire, wait: Wait) -> None:
 def chunks(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Tensors of one dtype and device together, up to a limit of bytes; empty ones left out."""
     filling: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    filled_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
     full = []
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        group = filling.setdefault((tensor.dtype, tensor.device), [])
-        group.append(tensor)
-        if sum(t.nbytes for t in group) >= _CHUNK_BYTES:
-            full.append(filling.pop((tensor.dtype, tensor.device)))
+        kind = tensor.dtype, tensor.device
+        filling.setdefault(kind, []).append(tensor)
+        filled_bytes[kind] = filled_bytes.get(kind, 0) + tensor.nbytes
+        if filled_bytes[kind] >= _CHUNK_BYTES:
+            full.append(filling.pop(kind))
+            del filled_bytes[kind]
     return full + list(filling.values())
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
-from thinwire.data import find_mnist
 from thinwire.recipes.base import Recipe, Target, Training
 
 
@@ -17,8 +17,14 @@ def mnist_cnn() -> Recipe:
         target=Target(metric="accuracy", value=0.985),
         epochs=3,
         batch_size=32,
-        locate=find_mnist,
+        locate=_locate,
     )
+
+
+def _locate(folder: Path | None) -> None:
+    from thinwire.data import find_mnist
+
+    find_mnist(folder)
 
 
 def _training() -> Training:

@@ -112,9 +112,10 @@ def hold_on_to(lifeline: int) -> None:
 
 
 def main() -> None:
-    """Work on the run named on the command line; the status is 1 after an error."""
+    """Work on the run named on the command line, and end this process; its status is 1 after an error."""
     if os.environ.get(LIFELINE):
         hold_on_to(sys.stdin.fileno())
+    status = 0
     try:
         if len(sys.argv) != 2:
             raise DataError("one argument is expected: the run folder")
@@ -122,9 +123,12 @@ def main() -> None:
         work(run, read_config(run), os.environ)
     except Exception:  # noqa: BLE001  # all of it goes to the log; the reason is in the events
         traceback.print_exc()
-        sys.stderr.flush()
-        # not sys.exit: threads may sit in a backend that waits for a peer that is gone
-        os._exit(1)
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: after an error threads may sit in a backend that waits for a peer that is gone, and
+    # after a success taking torch apart costs a second for each worker.
+    os._exit(status)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from thinwire.errors import check_one_of
-from thinwire.strategies.base import Bucket, Overlap, Strategy
+from thinwire.strategies.base import Gradients, Overlap, Strategy
 from thinwire.traffic import Cluster, Round, Sizes
 from thinwire.wire.base import Wire
 
@@ -22,7 +22,8 @@ class AllReduce(Strategy):
     """
 
     overlap: Overlap = "backward"
-    """Send a bucket as soon as backward has filled it ("backward"), or all after backward ("none")."""
+    """What sending hides behind: "backward"; "forward" too (a layer is updated when the next forward
+    reaches it, `p.grad` is None after backward); or "none"."""
 
     def __post_init__(self) -> None:
         check_one_of("AllReduce.overlap", self.overlap, get_args(Overlap))
@@ -31,7 +32,7 @@ class AllReduce(Strategy):
     def replicas_agree(self) -> bool:
         return True
 
-    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
         await wire.all_reduce_(bucket.gradient)
         bucket.gradient.div_(wire.world_size)
 

@@ -11,11 +11,11 @@ from thinwire.wire.base import Wire
 if TYPE_CHECKING:
     from torch import Tensor
 
-Overlap = Literal["backward", "none"]
+Overlap = Literal["forward", "backward", "none"]
 
 
-class Bucket(Protocol):
-    """Some of the model as a strategy sees it: flat tensors of one dtype on one device."""
+class Gradients(Protocol):
+    """Gradients that travel together, flat, of one dtype on one device."""
 
     @property
     def index(self) -> int:
@@ -30,6 +30,15 @@ class Bucket(Protocol):
     @property
     def exact_from(self) -> int:
         """Where the part of `gradient` begins that must arrive exact: small tensors, bookkeeping."""
+        ...
+
+
+class Parameters(Protocol):
+    """Parameters that travel together, flat, of one dtype on one device."""
+
+    @property
+    def index(self) -> int:
+        """Its place in the fixed order in which buckets go out."""
         ...
 
     @property
@@ -50,6 +59,10 @@ class Bucket(Protocol):
         ...
 
 
+class Bucket(Gradients, Parameters, Protocol):
+    """Some of the model as a strategy sees it: parameters and their gradients."""
+
+
 class Strategy(Protocol):
     """What is sent, to whom, when, and how it is folded in.
 
@@ -59,7 +72,7 @@ class Strategy(Protocol):
 
     @property
     def overlap(self) -> Overlap:
-        """When buckets go out: as backward fills them, or after it."""
+        """What sending hides behind: backward and the next forward, backward, or nothing."""
         return "backward"
 
     @property
@@ -71,11 +84,11 @@ class Strategy(Protocol):
         """The state: buffers and lanes are made here, by all workers."""
         return
 
-    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
         """Gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate."""
         return
 
-    async def mix(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+    async def mix(self, bucket: Parameters, state: Any, wire: Wire) -> None:
         """Parameters; started for every bucket after every optimizer step. Training waits for its
         end, unless it takes off."""
         return

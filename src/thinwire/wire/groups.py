@@ -50,9 +50,9 @@ class Pool:
         uses = self._uses[group.group_name] = self._uses.get(group.group_name, 0) + 1
         return f"{group.group_name}/{uses}"
 
-    def start_world(self) -> None:
+    def start_world(self, backend: str) -> None:
         """Start the default group, which is then ours to end."""
-        dist.init_process_group()
+        dist.init_process_group(backend)
         atexit.register(_end_world)
 
 

@@ -11,6 +11,7 @@ Facts of the backends this rests on (torch 2.8 to 2.13):
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -277,13 +278,21 @@ def _has_nccl(group: dist.ProcessGroup) -> bool:
     return "nccl" in dist.get_backend_config(group)
 
 
+def _backend() -> str:
+    """NCCL where every worker of this machine has a GPU of its own: it refuses to share one."""
+    workers_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if dist.is_nccl_available() and workers_here <= torch.cuda.device_count():
+        return "cpu:gloo,cuda:nccl"
+    return "gloo"
+
+
 def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupWire | None:
     """The wire over `process_group` (None: the default group, which is started under torchrun if
     nobody has yet); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
         if not dist.is_torchelastic_launched():
             return None
-        pool.start_world()
+        pool.start_world(_backend())
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     group = pool.take(dist.get_process_group_ranks(base), timeout_s, "strategy")

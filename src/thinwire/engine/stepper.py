@@ -1,0 +1,75 @@
+"""Steps a user's optimizer for some of its parameters at a time, with the settings of the whole step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from thinwire.engine.buckets import ParameterBucket
+from thinwire.errors import UsageError
+
+_ELSE = "use AllReduce(overlap='backward')"
+
+
+class Stepper:
+    """Records what `optimizer.step()` would do now, and does it bucket by bucket later.
+
+    The optimizer's own step is called with parameter groups cut down to one bucket, so whatever
+    it computes for a parameter it computes here. That holds for optimizers that treat each
+    parameter by itself, as all of torch.optim but LBFGS do.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        kind = type(optimizer)
+        if kind is LBFGS or not kind.__module__.startswith("torch.optim"):
+            raise UsageError(
+                f"overlap='forward' steps one bucket at a time, which {kind.__name__} may not survive",
+                hint=_ELSE,
+            )
+        self._optimizer = optimizer
+        self._step = kind.step.__wrapped__  # type: ignore[attr-defined]  # without the users' step hooks
+        self._settings: list[dict[str, Any]] = []
+        # Makes GradScaler call step (and so `refuse_scaling`) instead of failing on its own terms.
+        self._marked = not hasattr(optimizer, "_step_supports_amp_scaling")
+        if self._marked:
+            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+
+    def unmark(self) -> None:
+        if self._marked:
+            del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
+            self._marked = False
+
+    def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse the ways of calling `optimizer.step` that need the gradients now."""
+        if any(callable(a) for a in (*args[1:], *kwargs.values())):
+            raise UsageError("overlap='forward' cannot step with a closure", hint=_ELSE)
+        if hasattr(self._optimizer, "found_inf") or "grad_scaler" in kwargs:
+            raise UsageError("overlap='forward' cannot work with GradScaler", hint=f"{_ELSE}, or bfloat16")
+
+    def record(self) -> None:
+        """Remember every group's settings, the learning rate of this step included."""
+        self._settings = [
+            {key: _copy(value) for key, value in group.items() if key != "params"}
+            for group in self._optimizer.param_groups
+        ]
+
+    @torch.no_grad()
+    def step(self, bucket: ParameterBucket) -> None:
+        """Step the parameters of one bucket, whose gradients are in place."""
+        mine = {id(p) for p in bucket.parameters}
+        groups = self._optimizer.param_groups
+        try:
+            self._optimizer.param_groups = [
+                {**settings, "params": [p for p in group["params"] if id(p) in mine]}
+                for settings, group in zip(self._settings, groups, strict=True)
+            ]
+            self._step(self._optimizer)
+        finally:
+            self._optimizer.param_groups = groups
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
