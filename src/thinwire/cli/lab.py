@@ -9,13 +9,14 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.output import note
+from thinwire.errors import check
 from thinwire.lab.calibrate import Calibration, calibrate
 from thinwire.lab.description import Description, describe
 from thinwire.lab.job import Job
 from thinwire.lab.nets import NET_VARIABLE, SCALE_VARIABLE, parse_net
 from thinwire.lab.run import run
 
-app = typer.Typer(help="Try a cluster with slow paths on this machine.", rich_markup_mode=None)
+app = typer.Typer(help="A cluster with slow paths, tried out on this machine.", rich_markup_mode=None)
 
 Hosts = Annotated[int, typer.Option(help="How many hosts, with one worker each.")]
 Rate = Annotated[str, typer.Option(help="Bandwidth of each host: 100mbit, or 1gbit*6,100mbit*2.")]
@@ -26,7 +27,8 @@ Uplink = Annotated[str | None, typer.Option(metavar="RATE", help="Bandwidth of e
 @app.command(name="run", context_settings={"allow_interspersed_args": False})
 def run_command(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND", help="train.py ..., -m module ..., or any program.")
+        list[str],
+        typer.Argument(metavar="COMMAND", help="After --: train.py ..., -m module ..., or any program."),
     ],
     hosts: Hosts = 4,
     rate: Rate = "100mbit",
@@ -51,7 +53,7 @@ def run_command(
         float | None, typer.Option(metavar="SECONDS", help="End the run after this long.")
     ] = None,
     keep_going: Annotated[
-        bool, typer.Option(help="Let the others run on after a worker has failed.")
+        bool, typer.Option("--keep-going", help="Let the others run on after one has failed.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the outcome as one JSON object at the end.")
@@ -61,22 +63,24 @@ def run_command(
     description = describe(
         hosts=hosts, rate=rate, sites=sites, uplink=uplink, slow=slow or [], faults=fault or []
     )
-    note(f"lab: {description.summary()}; latency is this machine's own")
+    check(scale == 1 or emulate is not None, "scale", "used with --emulate", scale)
+    said = [f"{description.summary()}; latency is this machine's own"]
     environment = {}
     if emulate is not None:
         net = parse_net(emulate, scale=scale)
         description = description.scaled(scale)
         environment = {NET_VARIABLE: emulate, SCALE_VARIABLE: repr(scale)}
-        note(f"lab: compute is emulated: {net.name}, {net.num_params:,} parameters")
-    outcome = run(
-        Job(
-            description=description,
-            command=tuple(command),
-            environment=environment,
-            time_limit_s=time_limit,
-            keep_going=keep_going,
-        )
+        said.append(f"compute is emulated: {net.name}, {net.num_params:,} parameters")
+    job = Job(
+        description=description,
+        command=tuple(command),
+        environment=environment,
+        time_limit_s=time_limit,
+        keep_going=keep_going,
     )
+    for words in said:
+        note(f"lab: {words}")
+    outcome = run(job)
     for warning in outcome.warnings:
         note(f"warning: {warning}")
     if as_json:
