@@ -86,6 +86,24 @@ TALK = """
 """
 
 
+EMULATED = """
+    import time, torch, torch.distributed as dist
+    from thinwire.lab.control import Control
+    from thinwire.lab.emulate import Emulated
+    dist.init_process_group("gloo")
+    net = Emulated.parse("params=1000,forward=0.02,backward=0.02")
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    start = time.monotonic()
+    for step in range(10):
+        optimizer.zero_grad()
+        model(torch.ones(2, 1)).mean().backward()
+        optimizer.step()
+    Control.of_this_worker().report([dist.get_rank(), time.monotonic() - start])
+    dist.barrier()
+"""
+
+
 @pytest.fixture(autouse=True)
 def ours_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers import the thinwire under test, installed or not."""
@@ -128,6 +146,29 @@ def test_a_pause_takes_its_time_and_ends(tmp_path: Path) -> None:
     took_s = dict(outcome.reports)
     assert took_s[1] >= 1.5
     assert len(outcome.faults) == 2
+
+
+def test_a_slow_host_and_a_site_cut_off(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(EMULATED))
+    description = describe(
+        hosts=2,
+        rate="100mbit",
+        sites="1+1",
+        uplink="50mbit",
+        faults=["slow:host=1,step=2,speed=0.1", "cut:site=0,step=4,seconds=1.5"],
+    )
+    outcome = run(Job(description=description, command=(str(script),), time_limit_s=120))
+    assert outcome.exit_code == 0
+    took_s = dict(outcome.reports)
+    # Ten steps of 40 ms: two at full speed, the others ten times slower; and host 0 waits for both.
+    assert took_s[1] >= 2 * 0.04 + 8 * 0.4 - 0.1
+    assert took_s[0] >= took_s[1] - 1
+    assert [line.split(": ")[1].split(",")[0] for line in outcome.faults] == [
+        "slow:host=1",
+        "cut:site=0",
+        "end of cut:site=0",
+    ]
 
 
 def test_rates_cuts_and_counters_while_running(tmp_path: Path) -> None:

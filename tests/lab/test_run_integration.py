@@ -134,16 +134,17 @@ def test_where_namespaces_are_not_allowed_every_try_is_told(monkeypatch: pytest.
 
 def _start_and_kill(runner: list[str], mark: str) -> None:
     """Start a lab that holds sleepers with a telling name, SIGKILL whoever started it, see all of it go."""
-    before = _namespaces()
     process = subprocess.Popen(runner)
     try:
         _wait_until(lambda: len(_processes(mark)) >= 3, "the lab to start")
-        assert _namespaces() - before, "the lab has namespaces of its own"
+        namespaces = {_network(pid) for pid in _processes(mark)} - {None}
     finally:
         process.send_signal(signal.SIGKILL)
         process.wait()
+    assert len(namespaces) == 3
+    assert _network(os.getpid()) not in namespaces
     _wait_until(lambda: not _processes(mark), "the processes to go")
-    _wait_until(lambda: not _namespaces() - before, "the namespaces to go")
+    _wait_until(lambda: not any(_network(pid) in namespaces for pid in _pids()), "the namespaces to go")
 
 
 def _wait_until(true: object, what: str) -> None:
@@ -153,29 +154,29 @@ def _wait_until(true: object, what: str) -> None:
         time.sleep(0.01)
 
 
+def _pids() -> list[int]:
+    return [int(folder.name) for folder in Path("/proc").glob("[0-9]*")]
+
+
 def _processes(mark: str) -> list[int]:
+    """Those that are called `sleep MARK`."""
     found = []
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in _pids():
         try:
-            words = (folder / "cmdline").read_bytes().split(b"\0")
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
             continue
         if words[0] == b"sleep" and mark.encode() in words:
-            found.append(int(folder.name))
+            found.append(pid)
     return found
 
 
-def _namespaces() -> set[str]:
-    """Network namespaces some process of ours is in."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes()
-            if b"thinwire" in words or words.startswith(b"sleep"):
-                found.add(os.readlink(folder / "ns" / "net"))
-        except OSError:
-            continue
-    return found
+def _network(pid: int) -> str | None:
+    """The network namespace a process is in; None if it has gone."""
+    try:
+        return os.readlink(f"/proc/{pid}/ns/net")
+    except OSError:
+        return None
 
 
 def _runner(python: str, mark: str) -> list[str]:
@@ -196,6 +197,64 @@ def test_killed_in_the_middle_nothing_remains() -> None:
         mark = f"6{uuid.uuid4().int % 10**9:09}"
         _start_and_kill(_runner(sys.executable, mark), mark)
     assert _interfaces() == interfaces
+
+
+def test_ctrl_c_asks_workers_first_and_leaves_nothing(tmp_path: Path) -> None:
+    mark = f"6{uuid.uuid4().int % 10**9:09}"
+    trap = f"trap 'echo asked >> {tmp_path}/said; exit 1' TERM; sleep {mark} & wait; wait"
+    code = f"""
+        from thinwire.lab.description import describe
+        from thinwire.lab.job import Job
+        from thinwire.lab.run import run
+        run(Job(description=describe(hosts=3, rate="1gbit"), command=("sh", "-c", {trap!r})))
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)
+    try:
+        _wait_until(lambda: len(_processes(mark)) >= 3, "the lab to start")
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    assert b"KeyboardInterrupt" in err
+    assert (tmp_path / "said").read_text() == "asked\n" * 3
+    _wait_until(lambda: not _processes(mark), "the processes to go")
+
+
+def test_scripts_end_as_python_ends_them(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        textwrap.dedent("""
+        import atexit, os, sys, threading
+        rank = int(os.environ["RANK"])
+        atexit.register(print, f"handler {rank}")
+        threading.Timer(0.2, print, [f"thread {rank}"]).start()
+        if rank == 1:
+            sys.exit(5)
+        if rank == 2:
+            raise ValueError("wrong")
+        if rank == 3:
+            sys.exit("last words")
+        print(__name__, sys.argv[1:], sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
+        """)
+    )
+    job = Job(
+        description=describe(hosts=4, rate="1gbit"),
+        command=(str(script), "-x"),
+        keep_going=True,
+        time_limit_s=60,
+    )
+    outcome = run(job)
+    assert [worker.exit_code for worker in outcome.workers] == [0, 5, 1, 1]
+    out, err = capfd.readouterr()
+    assert "[host0] __main__ ['-x'] True\n" in out
+    for rank in range(4):
+        assert f"[host{rank}] thread {rank}\n" in out
+        assert f"[host{rank}] handler {rank}\n" in out
+    assert "[host3] last words\n" in err
+    trace = [line for line in err.splitlines() if line.startswith("[host2]")]
+    assert trace[1] == f'[host2]   File "{script}", line 9, in <module>'
+    assert trace[-1] == "[host2] ValueError: wrong"
 
 
 def _ordinary_user() -> tuple[list[str], str, dict[str, str]]:

@@ -20,6 +20,8 @@ from thinwire.lab.namespaces import enter_command, tool_environment
 
 END_S = 15.0
 """How long an interrupted lab may take to end its workers before it is ended itself."""
+STOP = b"s"
+"""Sent to a running lab: end the workers and report."""
 _LENGTH = struct.Struct("=q")
 
 
@@ -39,6 +41,7 @@ def run(job: Job) -> Outcome:
         try:
             result = _converse(ours, job)
         except KeyboardInterrupt:
+            ours.send(STOP)
             _wait(process)
             raise
         finally:

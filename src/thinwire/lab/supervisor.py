@@ -29,6 +29,8 @@ KILL_AFTER_S = 5.0
 """Between asking workers to end (SIGTERM) and ending them (SIGKILL)."""
 TIME_LIMIT_CODE = 124
 """Exit code of a run that reached its time limit, as of timeout(1)."""
+INTERRUPTED_CODE = 130
+TERMINATED_CODE = 143
 
 
 class Supervisor:
@@ -53,7 +55,7 @@ class Supervisor:
 
     def run(self) -> Outcome:
         """Start all workers, stay until the last one has ended, report."""
-        for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 130)):
+        for number, code in ((signal.SIGTERM, TERMINATED_CODE), (signal.SIGINT, INTERRUPTED_CODE)):
             signal.signal(number, lambda *_, code=code: self._stop(code))
         if self._job.is_python:
             self._staff.start_store()
@@ -87,6 +89,7 @@ class Supervisor:
     def _parent_spoke(self) -> None:
         if not self._channel.recv(1):
             os._exit(1)  # whoever started us is gone; with us the kernel ends everything in here
+        self._stop(INTERRUPTED_CODE)
 
     def _ended(self, worker: Worker) -> None:
         if worker.exit_code == 0 or worker.scheduled or self._failure is not None:

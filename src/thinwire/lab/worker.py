@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from thinwire.lab.control import CONTROL_VARIABLE
 from thinwire.lab.description import Host
@@ -105,22 +107,47 @@ def serve_store(network: int, host: Host) -> None:
         signal.pause()
 
 
-def _run_python(command: list[str]) -> None:
+def _run_python(command: list[str]) -> NoReturn:
+    """Run a script or module as Python would, and leave with its exit code."""
+    sys.argv = command[1:] if command[0] == "-m" else command
+    folder = os.getcwd() if command[0] == "-m" else str(Path(command[0]).resolve().parent)
+    sys.path.insert(0, folder)
+    kept: object = None
+    code = 0
     try:
         if command[0] == "-m":
-            sys.argv = command[1:]
-            sys.path.insert(0, os.getcwd())
-            runpy.run_module(command[1], run_name="__main__", alter_sys=True)
+            kept = runpy.run_module(command[1], run_name="__main__", alter_sys=True)
         else:
-            sys.argv = command
-            sys.path.insert(0, str(Path(command[0]).resolve().parent))
-            runpy.run_path(command[0], run_name="__main__")
-    except Exception as problem:  # noqa: BLE001  what Python does with a script that fails, less our frames
+            kept = runpy.run_path(command[0], run_name="__main__")
+    except SystemExit as end:
+        kept, code = end, _exit_code(end)
+    except BaseException as problem:  # noqa: BLE001  as Python does with a script that fails, less our frames
+        kept, code = problem, 130 if isinstance(problem, KeyboardInterrupt) else 1
         trace = problem.__traceback__
-        while trace is not None and (trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>")):
+        while trace is not None and trace.tb_frame.f_code.co_filename in (__file__, "<frozen runpy>"):
             trace = trace.tb_next
         traceback.print_exception(type(problem), problem, trace or problem.__traceback__)
-        sys.exit(1)
+    _leave(code, kept)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return end.code or 0
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _leave(code: int, kept: object) -> NoReturn:
+    """End the process after its exit handlers, but without taking apart what the script made (`kept`).
+
+    Taking it apart can hang for ever: the last owner of a Gloo group (a DDP wrapper, say) joins the group's
+    threads while it holds Python's lock, which one of them may be waiting for (torch 2.13).
+    """
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code & 0xFF)
 
 
 def _reseed() -> None:
