@@ -8,8 +8,9 @@ Three ways, because each misses something:
   (the gradient hook, the end of backward, before and after the optimizer's step) to leaving it.
 - threads: processor seconds of the engine's own threads (progress, lanes, watch), from the kernel's books.
 
-Hooks and threads are taken in a world of one and in one of two workers. What the backend itself spends on
-sending (Gloo's threads) is not the engine's and not in there.
+Hooks and threads are taken in a world of one and in one of two workers. What the backend spends is not the
+engine's: Gloo's threads are not in there, and calls that start an operation of torch.distributed are taken
+off the hooks and given a row of their own.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ from benchmarks.provenance import run_workers
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.link import Link
 
-ENTRIES: dict[type, tuple[str, ...]] = {
-    Arrivals: ("_arrived", "_graph_ends"),
-    Link: ("_before_step", "_after_step"),
-}
+ENTRIES = [
+    (Arrivals, "_arrived"),
+    (Arrivals, "_graph_ends"),
+    (Link, "_before_step"),
+    (Link, "_after_step"),
+]
 """Where the training thread comes into the engine during a step."""
+BACKEND = [(dist, "all_reduce"), (dist, "broadcast")]
+"""Where it goes on into the backend."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,8 +65,9 @@ class Cost:
     """By the clock."""
     processor_s: float
     """All threads of the process."""
-    hooks_s: float = 0.0
-    threads_s: float = 0.0
+    hooks_s: float
+    backend_s: float
+    threads_s: float
 
 
 class _Block(nn.Module):
@@ -90,49 +96,48 @@ def resnet20() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
-class HookTimer:
-    """Adds up the processor seconds threads spend between entering and leaving the engine.
+class Timer:
+    """Adds up the processor seconds the training thread spends inside some functions.
 
-    Reading that clock is a system call of several microseconds, so what one reading costs is taken off.
+    Reading that clock is a system call of up to some microseconds, so what a reading costs is taken off.
     """
 
     def __init__(self) -> None:
         self.total_s = 0.0
-        self._reading_s = _reading_s()
-        self._inside = threading.local()
+        self._reading_s = 0.0
+        self._inside = False
 
-    def timed(self, entry: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(entry)
+    def calibrate(self) -> None:
+        """What two readings of the clock right after each other are apart."""
+        readings = [time.thread_time() for _ in range(1001)]
+        self._reading_s = statistics.median(b - a for a, b in itertools.pairwise(readings))
+
+    def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
         def call(*args: Any, **settings: Any) -> Any:
-            if getattr(self._inside, "yes", False):
-                return entry(*args, **settings)
-            self._inside.yes = True
+            if self._inside or threading.current_thread() is not threading.main_thread():
+                return function(*args, **settings)
+            self._inside = True
             began_s = time.thread_time()
             try:
-                return entry(*args, **settings)
+                return function(*args, **settings)
             finally:
                 self.total_s += time.thread_time() - began_s - self._reading_s
-                self._inside.yes = False
+                self._inside = False
 
         return call
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
-        """Time the entries of links attached in here."""
-        originals = [(cls, name, getattr(cls, name)) for cls, names in ENTRIES.items() for name in names]
-        for cls, name, entry in originals:
-            setattr(cls, name, self.timed(entry))
+    def installed(self, places: Sequence[tuple[Any, str]]) -> Iterator[None]:
+        """Time these functions, given as where they are and what they are called."""
+        originals = [getattr(holder, name) for holder, name in places]
+        for (holder, name), function in zip(places, originals, strict=True):
+            setattr(holder, name, self.timed(function))
         try:
             yield
         finally:
-            for cls, name, entry in originals:
-                setattr(cls, name, entry)
-
-
-def _reading_s() -> float:
-    """What two readings of the clock right after each other are apart."""
-    readings = [time.thread_time() for _ in range(2001)]
-    return statistics.median(b - a for a, b in itertools.pairwise(readings))
+            for (holder, name), function in zip(places, originals, strict=True):
+                setattr(holder, name, function)
 
 
 def threads_s() -> float:
@@ -145,7 +150,7 @@ def threads_s() -> float:
     return total_ns / 1e9
 
 
-def steps(model: nn.Module, optimizer: Optimizer, config: Config, timer: HookTimer) -> Cost:
+def steps(model: nn.Module, optimizer: Optimizer, config: Config, hooks: Timer, backend: Timer) -> Cost:
     x = torch.randn(config.batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.arange(config.batch) % 10
 
@@ -155,23 +160,33 @@ def steps(model: nn.Module, optimizer: Optimizer, config: Config, timer: HookTim
             cross_entropy(model(x), y).backward()
             optimizer.step()
 
+    def clocks() -> tuple[float, ...]:
+        inside_s = hooks.total_s - backend.total_s
+        return time.perf_counter(), time.process_time(), inside_s, backend.total_s, threads_s()
+
     train(2)
-    before = time.perf_counter(), time.process_time(), timer.total_s, threads_s()
+    hooks.calibrate()
+    backend.calibrate()
+    before = clocks()
     train(config.steps)
-    after = time.perf_counter(), time.process_time(), timer.total_s, threads_s()
-    return Cost(*((b - a) / config.steps for a, b in zip(before, after, strict=True)))
+    return Cost(*((b - a) / config.steps for a, b in zip(before, clocks(), strict=True)))
 
 
-def attached(config: Config, timer: HookTimer) -> Cost:
+def attached(config: Config) -> Cost:
     model = resnet20()
     optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
-    with timer.installed(), tw.attach(model, optimizer, tw.AllReduce()):
-        return steps(model, optimizer, config, timer)
+    hooks, backend = Timer(), Timer()
+    with (
+        hooks.installed(ENTRIES),
+        backend.installed(BACKEND),
+        tw.attach(model, optimizer, tw.AllReduce()),
+    ):
+        return steps(model, optimizer, config, hooks, backend)
 
 
 def plain(config: Config) -> Cost:
     model = resnet20()
-    return steps(model, SGD(model.parameters(), lr=0.01, momentum=0.9), config, HookTimer())
+    return steps(model, SGD(model.parameters(), lr=0.01, momentum=0.9), config, Timer(), Timer())
 
 
 def one_worker(config: Config) -> dict[str, list[Cost]]:
@@ -180,14 +195,14 @@ def one_worker(config: Config) -> dict[str, list[Cost]]:
     costs: dict[str, list[Cost]] = {"plain": [], "attached": []}
     for turn in range(config.turns):
         for name in sorted(costs, reverse=turn % 2 == 1):
-            costs[name].append(plain(config) if name == "plain" else attached(config, HookTimer()))
+            costs[name].append(plain(config) if name == "plain" else attached(config))
     return costs
 
 
 def one_of_two(config: Config) -> list[Cost]:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    costs = [attached(config, HookTimer()) for _ in range(config.turns)]
+    costs = [attached(config) for _ in range(config.turns)]
     dist.destroy_process_group()
     return costs
 
@@ -214,7 +229,8 @@ def measure(config: Config) -> dict[str, Any]:
     print(row("hooks", [c.hooks_s for c in ours], plain_s))
     print(row("threads", [c.threads_s for c in ours], plain_s))
     print(row("hooks, 2 workers", [c.hooks_s for c in first], plain_s))
-    print(row("threads, 2 workers", [c.threads_s for c in first], plain_s), flush=True)
+    print(row("threads, 2 workers", [c.threads_s for c in first], plain_s))
+    print(row("starting operations, 2 workers", [c.backend_s for c in first], plain_s), flush=True)
     raw = {"alone, plain": bare, "alone, attached": ours, "rank 0 of 2": first, "rank 1 of 2": second}
     costs = {name: [dataclasses.asdict(c) for c in each] for name, each in raw.items()}
     return {"config": dataclasses.asdict(config), "costs": costs}

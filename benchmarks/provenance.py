@@ -17,6 +17,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
+TRIALS = ROOT / "runs" / "benchmarks"
+"""Where runs go that only show that a script works; git ignores it."""
 
 
 def provenance() -> dict[str, Any]:
@@ -54,9 +56,10 @@ def run_workers(world_size: int, work: Callable[..., Any], *args: Any) -> list[A
     return [results[rank] for rank in range(world_size)]
 
 
-def save(name: str, result: dict[str, Any]) -> Path:
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
+def save(name: str, result: dict[str, Any], *, trial: bool) -> Path:
+    folder = TRIALS if trial else RESULTS
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

@@ -9,14 +9,20 @@ from thinwire.strategies.silent import Silent
 
 if TYPE_CHECKING:
     from thinwire.engine.attach import attach
+    from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
 
-__all__ = ["AllReduce", "Link", "Silent", "Stats", "__version__", "attach", "errors"]
+__all__ = ["AllReduce", "Checkpoint", "Link", "Silent", "Stats", "__version__", "attach", "errors"]
 
 __version__ = version("thinwire")
 
 # What needs torch is imported on first use: `thinwire --help` must not wait for it.
-_LAZY = {"Link": "thinwire.engine.link", "Stats": "thinwire.engine.link", "attach": "thinwire.engine.attach"}
+_LAZY = {
+    "Checkpoint": "thinwire.engine.checkpoint",
+    "Link": "thinwire.engine.link",
+    "Stats": "thinwire.engine.link",
+    "attach": "thinwire.engine.attach",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -35,7 +35,12 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--batch-size",
         "--seed",
         "--data",
+        "--device",
         "--out",
+        "--save-every",
+        "--resume",
+        "--tensorboard",
+        "--profile",
         "--json",
     ]
 
@@ -65,12 +70,16 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
             "strategy must be one of silent, all-reduce",
             "did you mean 'all-reduce'?",
         ),
-        ("train --set overlap=x", 1, "AllReduce.overlap must be backward or", ""),
+        ("train --set overlap=x", 1, "AllReduce.overlap must be ", ""),
         ("train --set overlop=x", 1, "all-reduce has no setting 'overlop'", "it has overlap"),
         ("train digit-cnn", 1, "recipe must be one of digits-cnn, mnist-cnn", "did you mean 'digits-cnn'?"),
         ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
         ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
+        ("train ptb-lstm --data /", 1, "no text files in /", "ptb.train.txt"),
+        ("train --device gpu", 1, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'", ""),
         ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
+        ("train --resume", 1, "--resume needs --out: the folder of the run to go on with", ""),
+        ("train --save-every -1", 1, "save every must be 0 or more steps, got -1", ""),
         ("train --set overlap", 2, "--set expects KEY=VALUE, got 'overlap'", "see `thinwire train --help`"),
         ("train --worker 2", 2, "no such option: --worker", "see `thinwire train --help`"),
         ("train --workers two", 2, "'--workers'", "see `thinwire train --help`"),
@@ -96,6 +105,8 @@ def test_out_that_is_not_empty_is_refused_and_untouched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "precious").write_text("results")
+    assert main(["train", "--out", str(tmp_path), "--resume"]) == 1  # that is no run
+    assert "is not empty" in capsys.readouterr().err
     assert main(["train", "--out", str(tmp_path)]) == 1
     assert "is not empty" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

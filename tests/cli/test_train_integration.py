@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import alive, end, environment, is_training, started, thinwire, wait_for, worker_pids
+from tests.data.make import write_text
 from thinwire.events import Evaluated, RunEnded, read_events
 
 pytestmark = pytest.mark.processes
@@ -143,3 +144,20 @@ def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["workers"] == 2
     assert sorted(worker_pids(run)) == [0, 1]
     assert "epoch 2/2" in done.stderr
+
+
+def test_trace_and_curves_of_a_language_model_on_two_workers(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    write_text(tmp_path / "data", num_train=700, num_test=200)
+    run = tmp_path / "run"
+    options = ["--data", str(tmp_path / "data"), "--workers", "2", "--batch-size", "1", "--epochs", "1"]
+    done = thinwire("train", "ptb-lstm", *options, "--profile", "--tensorboard", "--out", str(run))
+    assert done.returncode == 0, done.stderr
+    assert "perplexity" in done.stdout
+    assert sorted(path.name for path in (run / "tensorboard").iterdir()) == ["worker-0", "worker-1"]
+    for rank in (0, 1):
+        events = json.loads((run / f"trace-worker-{rank}.json").read_text())["traceEvents"]
+        thread = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+        seen = {(e["name"], thread.get(e["tid"], "")) for e in events if e.get("ph") == "X"}
+        assert ("thinwire::reduce", "MainThread") in seen
+        assert any(name == "thinwire::wire" and where.startswith("thinwire-lane") for name, where in seen)

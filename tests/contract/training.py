@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.strategies.base import Strategy
-from thinwire.traffic import Cluster, Sizes, Traffic, total
+from thinwire.traffic import Cluster, Traffic, total
 from thinwire.wire.base import Wire
 
 BATCH, STEPS = 4, 6
@@ -22,7 +22,7 @@ class Outcome:
     weights: list[Tensor]
     losses: list[float]
     counted: Traffic
-    """Bytes and messages of the steps, as counted."""
+    """Bytes and messages of the strategy's own wire, as counted."""
     stated: Traffic
     """The same, as the strategy states them from sizes alone."""
     state: dict[str, Any]
@@ -59,19 +59,13 @@ def train(strategy: Strategy, wire: Wire | None, steps: int = STEPS) -> Outcome:
     with tw.attach(
         model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES, buffers="local"
     ) as link:
-        before = link.stats
         losses = [step_once(model, optimizer, step, link.rank) for step in range(steps)]
-        after = link.stats
-        sizes = Sizes(tuple((b.gradient.numel(), b.gradient.element_size()) for b in link._buckets))
+        link.settle()
+        counted, sizes = link._meter.traffic, link.sizes
+        assert link.stats.steps == steps
         distance, state = link.consensus_distance(), link.state_dict()
-    assert after.steps == steps
     rounds = list(strategy.rounds(sizes, Cluster(world_size=link.world_size)))
     stated = total(rounds * steps, rank=link.rank, world_size=link.world_size)
-    counted = Traffic(
-        after.sent_bytes - before.sent_bytes,
-        after.received_bytes - before.received_bytes,
-        after.messages - before.messages,
-    )
     weights = [p.detach().clone() for p in model.parameters()]
     return Outcome(weights, losses, counted, stated, state, distance)
 

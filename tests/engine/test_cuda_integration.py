@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from tests.wire.operations import SIZE, own
 from tests.worlds import run_processes
-from thinwire.strategies.base import Strategy
+from thinwire.strategies.base import Overlap, Strategy
 from thinwire.wire.process_group import connect
 
 pytestmark = [
@@ -52,9 +52,9 @@ def train(strategy: Strategy) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
-@pytest.mark.parametrize("strategy", [tw.AllReduce(), tw.AllReduce(overlap="none")], ids=repr)
-def test_training_equals_one_process(strategy: Strategy, world_size: int) -> None:
-    results = run_processes(world_size, train, strategy)
+@pytest.mark.parametrize("overlap", ["forward", "backward", "none"])
+def test_training_equals_one_process(overlap: Overlap, world_size: int) -> None:
+    results = run_processes(world_size, train, tw.AllReduce(overlap=overlap))
     model, optimizer = build()
     model.eval()
     for number in range(STEPS):

@@ -79,7 +79,6 @@ class _Transformer(nn.Module):
         super().__init__()
         self.words = nn.Embedding(WORDS, WIDTH)
         self.places = nn.Parameter(torch.randn(LENGTH, WIDTH) / 4)
-        self.first = _Block()
         self.twice = _Block()
         self.adapter = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
         self.spare = nn.Linear(WIDTH, WIDTH)
@@ -88,7 +87,7 @@ class _Transformer(nn.Module):
 
     def forward(self, words: Tensor) -> Tensor:
         h: Tensor = self.words(words) + self.places
-        h = self.twice(self.twice(self.first(h)))
+        h = self.twice(self.twice(h))
         marked = words[:, 0] == MARK
         if marked.any():
             h = h + marked.view(-1, 1, 1) * self.adapter(h)

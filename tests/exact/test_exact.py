@@ -1,4 +1,4 @@
-"""Several workers end with the weights of one that had the whole batch: in threads, every combination."""
+"""Several workers end with the weights of one that had the whole batch: in threads, three of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TOLERANCE = 1e-9
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("world_size", [3])
 @pytest.mark.parametrize("overlap", OVERLAPS)
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda t: f"{t.case}-{t.optimizer}")
 def test_equals_one_worker_with_the_whole_batch(

@@ -1,4 +1,4 @@
-"""The same in spawned Gloo processes, where torch's DDP trains beside us on the same data."""
+"""Every combination in spawned Gloo processes, where torch's DDP trains beside us on the same data."""
 
 from __future__ import annotations
 

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
-from tests.data.test_mnist import write_mnist
+from tests.data.make import write_all, write_text
 from thinwire.errors import DataError, NumericError, SettingError
 from thinwire.events import Evaluated, Failed, Progress, Record, RunEnded, RunStarted, Summary, read_events
-from thinwire.recipes import registry
-from thinwire.recipes.base import Recipe, Training
+from thinwire.recipes import lstm, registry
+from thinwire.recipes.base import Carried, Data, Plan, Recipe, Samples, Training
 from thinwire.recipes.config import Choices, RunConfig, read_config, resolve, write_config
+from thinwire.recipes.devices import choose_device
+from thinwire.recipes.profile import NUM_STEPS
 from thinwire.recipes.train import Worker, train
 from thinwire.recipes.worker import work
 
@@ -69,10 +75,93 @@ def test_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     assert losses(1) != losses(2)
 
 
-def test_mnist_trains_from_a_folder(tmp_path: Path) -> None:
-    write_mnist(tmp_path)
-    records = run(registry.get("mnist-cnn"), config("mnist-cnn", data=tmp_path, strategy="silent"))
-    assert isinstance(records[-1], Summary)
+@pytest.mark.parametrize("name", registry.names())
+def test_every_recipe_trains_from_a_folder(name: str, tmp_path: Path) -> None:
+    write_all(tmp_path)
+    chosen = config(name, data=tmp_path, strategy="silent", device="cpu", batch_size=10)
+    recipe = registry.get(name)
+    records = run(with_few_samples(recipe), chosen)
+    summary = records[-1]
+    assert isinstance(summary, Summary)
+    assert summary.metric == recipe.target.metric
+    assert summary.value is not None
+    assert summary.value > 0
+
+
+def with_few_samples(recipe: Recipe) -> Recipe:
+    """The recipe on its first 20 training samples, so that large networks need not be waited for."""
+
+    def training() -> Training:
+        usual = recipe.training()
+
+        def data(folder: Path | None) -> Data:
+            whole = usual.data(folder)
+            return replace(whole, train=First(whole.train), test=First(whole.test))
+
+        return replace(usual, data=data)
+
+    return replace(recipe, training=training)
+
+
+@dataclass(frozen=True)
+class First:
+    samples: Samples
+
+    def __len__(self) -> int:
+        return min(20, len(self.samples))
+
+    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+        return self.samples.take(indices)
+
+
+def test_state_is_carried_through_an_epoch_and_gradients_are_clipped(tmp_path: Path) -> None:
+    write_text(tmp_path)
+    recipe = registry.get("ptb-lstm")
+    seen: list[bool] = []
+    norms: list[float] = []
+
+    def training() -> Training:
+        usual = recipe.training()
+
+        def forward(model: nn.Module, inputs: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+            if model.training:
+                seen.append(carried is not None)
+            return usual.forward(model, inputs, carried)
+
+        def optimizer(model: nn.Module, plan: Plan) -> Optimizer:
+            made = usual.optimizer(model, plan)
+            made.register_step_pre_hook(
+                lambda *_: norms.append(
+                    float(nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None]))
+                )
+            )
+            return made
+
+        small = lambda: lstm.Lstm(num_hidden=8, dropout=0.1, scale=0.5)  # noqa: E731
+        return replace(usual, forward=forward, optimizer=optimizer, model=small, clip_norm=1e-3)
+
+    run(replace(recipe, training=training), config("ptb-lstm", data=tmp_path, epochs=2))
+    assert seen == [False, True, False, True]  # 47 pieces in 20 rows
+    assert norms == pytest.approx([1e-3] * 4, rel=1e-3)
+
+
+def test_a_few_steps_are_traced_with_their_threads(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    chosen = config(batch_size=64)
+    train(registry.get("digits-cnn"), chosen, Worker(0, 1), lambda record: None, trace=path)
+    events = json.loads(path.read_text())["traceEvents"]
+    names = [event["name"] for event in events if event.get("ph") == "X"]
+    assert sum(name.startswith("ProfilerStep") for name in names) == NUM_STEPS
+    assert names.count("thinwire::reduce") == NUM_STEPS
+    assert any(name.startswith("Optimizer.step") for name in names)
+    assert "MainThread" in {e["args"]["name"] for e in events if e["name"] == "thread_name"}
+
+
+def test_no_gpu_is_said_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto", 0) == torch.device("cpu")
+    with pytest.raises(SettingError, match="torch finds no GPU"):
+        choose_device("cuda", 0)
 
 
 def with_loss_times(factor: float) -> Recipe:
@@ -140,6 +229,7 @@ def test_config_is_kept_with_versions(tmp_path: Path) -> None:
         ({"seed": -1}, "seed must be from 0"),
         ({"strategy": "none"}, "strategy must be one of"),
         ({"settings": {"overlap": "x"}}, "overlap must be"),
+        ({"device": "gpu"}, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'"),
     ],
 )
 def test_wrong_choices_are_refused_before_anything_starts(choices: dict[str, object], words: str) -> None:

@@ -85,7 +85,7 @@ def test_text_is_read_by_the_type_of_the_field(name: str, text: object, value: o
         ("whole", "1.5", "Sample.whole must be a whole number, got '1.5'"),
         ("number", "much", "Sample.number must be a number, got 'much'"),
         ("switch", "maybe", "Sample.switch must be true or false, got 'maybe'"),
-        ("choice", "z", "Sample.choice must be x or y or 3, got 'z'"),
+        ("choice", "z", "Sample.choice must be x, y or 3, got 'z'"),
         ("perhaps", "x", "Sample.perhaps must be a whole number or none, got 'x'"),
         ("strange", "1", "Sample.strange must be a value that only Python code can give"),
         ("whole", "-1", "Sample.whole must be at least 0"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +15,9 @@ from thinwire.cli.state import RunState
 from thinwire.cli.view import LineView, View, choose_view
 from thinwire.errors import SettingError, ThinwireError
 from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
-from thinwire.recipes.config import RunConfig, write_config
+from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
+from thinwire.recipes.scalars import Scalars
 from thinwire.recipes.worker import work
 
 POLL_S = 0.1
@@ -36,7 +39,9 @@ class Outcome:
 
 
 def new_folder(out: Path | None, config: RunConfig) -> Path:
-    """An empty folder for the results; one with something in it is refused."""
+    """A folder for the results, empty unless the run in it is to be resumed."""
+    if config.resume and out is None:
+        raise SettingError("--resume needs --out: the folder of the run to go on with")
     if out is None:
         recipe = config.recipe.replace(":", "-").replace("/", "-")
         name = f"{recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
@@ -44,10 +49,10 @@ def new_folder(out: Path | None, config: RunConfig) -> Path:
         out = next(path for path in candidates if not path.exists())
     try:
         out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
+        if any(out.iterdir()) and not (config.resume and (out / FILE).exists()):
             raise SettingError(
                 f"--out must be a new or empty folder, and {out} is not empty",
-                hint="name another folder, or remove this one if its results are not needed",
+                hint="name another folder, or go on with a run that saves checkpoints by --resume",
             )
     except OSError as error:
         raise SettingError(
@@ -56,15 +61,20 @@ def new_folder(out: Path | None, config: RunConfig) -> Path:
     return out
 
 
-def run_here(folder: Path, config: RunConfig) -> Outcome:
+def run_here(folder: Path, config: RunConfig, *, tensorboard: bool = False) -> Outcome:
     """Run on workers of this machine until they end; ThinwireError says why if they fail."""
     began = time.monotonic()
     write_config(folder, config)
     state, reader = RunState(config.workers), EventReader(folder)
+    reader.poll()  # what a run that is resumed has said before
     title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {folder}"
     try:
-        with choose_view(title) as view, LocalWorkers(folder, config.workers) as workers:
-            status = _follow(state, reader, view, workers)
+        with (
+            choose_view(title) as view,
+            curves(folder, tensorboard) as draw,
+            LocalWorkers(folder, config.workers) as workers,
+        ):
+            status = _follow(state, reader, view, workers, draw)
     except KeyboardInterrupt:
         note(f"interrupted; what was written so far is in {folder}")
         raise
@@ -75,12 +85,25 @@ def run_here(folder: Path, config: RunConfig) -> Outcome:
     return Outcome(state.summary, time.monotonic() - began, folder)
 
 
-def _follow(state: RunState, reader: EventReader, view: View, workers: LocalWorkers) -> int:
+@contextmanager
+def curves(folder: Path, tensorboard: bool) -> Iterator[Callable[[Event], None]]:
+    """What draws the curves of events, if anything is to."""
+    if not tensorboard:
+        yield lambda event: None
+        return
+    with Scalars(folder) as scalars:
+        yield scalars.write
+
+
+def _follow(
+    state: RunState, reader: EventReader, view: View, workers: LocalWorkers, draw: Callable[[Event], None]
+) -> int:
     """Show the run until the launcher ends, and return its status; 1 if it is slow to end after a failure."""
     deadline = math.inf
     while (status := workers.poll()) is None:
         for event in reader.poll():
             state.apply(event)
+            draw(event)
         for pid in state.pids.values():
             workers.knows(pid)
         view.show(state)
@@ -92,6 +115,7 @@ def _follow(state: RunState, reader: EventReader, view: View, workers: LocalWork
         time.sleep(POLL_S)
     for event in reader.poll():
         state.apply(event)
+        draw(event)
     view.show(state)
     return status
 
@@ -121,7 +145,7 @@ def explain(state: RunState, log: Path, status: int) -> ThinwireError:
     )
 
 
-def run_under_torchrun(out: Path | None, config: RunConfig) -> Outcome | None:
+def run_under_torchrun(out: Path | None, config: RunConfig, *, tensorboard: bool = False) -> Outcome | None:
     """Be one of torchrun's workers; on rank 0 show progress and return the result."""
     rank = int(os.environ["RANK"])
     if out is None:
@@ -129,23 +153,25 @@ def run_under_torchrun(out: Path | None, config: RunConfig) -> Outcome | None:
             "--out must be given under torchrun, so that all workers name the same folder",
             hint="for example --out runs/first",
         )
-    if (out / FOLDER / f"worker-{rank}.jsonl").exists():
+    if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not config.resume:
         raise SettingError(
             f"--out must be a new folder, and {out} holds another run", hint="name another folder"
         )
     out.mkdir(parents=True, exist_ok=True)
     if rank != 0:
-        work(out, config, os.environ)
+        with curves(out, tensorboard) as draw:
+            work(out, config, os.environ, draw)
         return None
     began = time.monotonic()
     write_config(out, config)
     state = RunState(config.workers)
     title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {out}"
-    with LineView(title) as view:
+    with LineView(title) as view, curves(out, tensorboard) as draw:
 
         def watch(event: Event) -> None:
             state.apply(event)
             view.show(state)
+            draw(event)
 
         work(out, config, os.environ, watch)
     assert state.summary is not None, "rank 0 writes a summary when training ends well"

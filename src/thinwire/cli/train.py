@@ -12,7 +12,7 @@ import typer
 from thinwire.cli.output import as_bytes, as_duration, as_metric, as_percent, table
 from thinwire.cli.run import Outcome, new_folder, run_here, run_under_torchrun
 from thinwire.errors import SettingError
-from thinwire.recipes import registry
+from thinwire.recipes import registry, scalars
 from thinwire.recipes.config import Choices, resolve
 
 DEFAULT_WORKERS = 4
@@ -39,9 +39,24 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, shuffling and dropout.")] = 0,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the recipe's data.")] = None,
+    device: Annotated[
+        str, typer.Option(help="auto, cpu or cuda; workers may share a GPU. auto: cuda if there is one.")
+    ] = "auto",
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="New folder for the results (below runs/).")
     ] = None,
+    save_every: Annotated[
+        int, typer.Option(metavar="STEPS", help="Save a checkpoint every so many steps, and at the end.")
+    ] = 0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out, if there is one.")
+    ] = False,
+    tensorboard: Annotated[
+        bool, typer.Option("--tensorboard", help="Write curves for TensorBoard into the results too.")
+    ] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Write a Chrome trace of a few steps into the results.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
 ) -> None:
     """Train a recipe, here on several workers or, started by torchrun, as one of its workers."""
@@ -54,9 +69,18 @@ def train(
         batch_size=batch_size,
         seed=seed,
         data=data,
+        save_every=save_every,
+        resume=resume,
+        device=device,
+        profile=profile,
     )
     config = resolve(recipe, registry.get(recipe), choices)
-    outcome = run_under_torchrun(out, config) if torchrun else run_here(new_folder(out, config), config)
+    if tensorboard:
+        scalars.check_installed()
+    if torchrun:
+        outcome = run_under_torchrun(out, config, tensorboard=tensorboard)
+    else:
+        outcome = run_here(new_folder(out, config), config, tensorboard=tensorboard)
     if outcome is None:
         return  # only rank 0 of torchrun's workers has something to print
     typer.echo(json.dumps(outcome.as_json()) if as_json else summary(outcome))

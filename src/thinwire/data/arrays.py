@@ -14,7 +14,7 @@ from thinwire.errors import DataError
 class Arrays:
     """Samples in memory: `inputs[i]` belongs to `targets[i]`."""
 
-    inputs: NDArray[np.uint8]
+    inputs: NDArray[np.uint8] | NDArray[np.float32]
     targets: NDArray[np.int64]
 
     def __post_init__(self) -> None:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import math
 import struct
-import zlib
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from thinwire.data.files import AGAIN, content
 from thinwire.errors import DataError
 
 _UNSIGNED_BYTES = 0x08
@@ -18,34 +17,20 @@ _UNSIGNED_BYTES = 0x08
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """The array in an idx file of unsigned bytes, plain or packed with gzip."""
-    content = _content(path)
-    if len(content) < 4 or content[:2] != b"\0\0":
-        raise DataError(f"{path} is not an idx file: it does not start with two zero bytes", hint=_HINT)
-    kind, num_dims = content[2], content[3]
+    raw = content(path)
+    if len(raw) < 4 or raw[:2] != b"\0\0":
+        raise DataError(f"{path} is not an idx file: it does not start with two zero bytes", hint=AGAIN)
+    kind, num_dims = raw[2], raw[3]
     if kind != _UNSIGNED_BYTES:
-        raise DataError(f"{path} holds type 0x{kind:02x}, only unsigned bytes (0x08) can be read", hint=_HINT)
+        raise DataError(f"{path} holds type 0x{kind:02x}, only unsigned bytes (0x08) can be read", hint=AGAIN)
     start = 4 + 4 * num_dims
-    if len(content) < start:
-        raise DataError(f"{path} is cut off inside its header ({len(content)} bytes)", hint=_HINT)
-    shape = struct.unpack_from(f">{num_dims}I", content, 4)
+    if len(raw) < start:
+        raise DataError(f"{path} is cut off inside its header ({len(raw)} bytes)", hint=AGAIN)
+    shape = struct.unpack_from(f">{num_dims}I", raw, 4)
     expected = start + math.prod(shape)
-    if len(content) != expected:
+    if len(raw) != expected:
         sizes = " x ".join(str(size) for size in shape)
         raise DataError(
-            f"{path} is damaged: {sizes} need {expected:,} bytes, it has {len(content):,}", hint=_HINT
+            f"{path} is damaged: {sizes} need {expected:,} bytes, it has {len(raw):,}", hint=AGAIN
         )
-    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
-
-
-_HINT = "fetch the file again and compare its size or checksum with the source's"
-
-
-def _content(path: Path) -> bytes:
-    try:
-        raw = path.read_bytes()
-        # told by content: browsers and download tools like to unpack a .gz and keep its name
-        return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path} is damaged: {error}", hint=_HINT) from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return np.frombuffer(raw, np.uint8, offset=start).reshape(shape)

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from thinwire.data.arrays import Arrays, TrainTest
+from thinwire.data.files import named_folder
 from thinwire.data.idx import read_idx
 from thinwire.errors import DataError
 
@@ -37,11 +38,7 @@ class MnistFiles:
 
 def find_mnist(folder: Path | None) -> MnistFiles:
     """The four files in `folder` or where torchvision puts them below it; DataError if one is missing."""
-    if folder is None:
-        raise DataError("MNIST is not part of the package, and no folder was named", hint=_HINT)
-    if not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "does not exist"
-        raise DataError(f"the data folder {folder} {what}", hint=_HINT)
+    folder = named_folder(folder, "MNIST", _HINT)
     best: dict[str, Path] = {}
     for subfolder in _SUBFOLDERS:
         found = _files_in(folder / subfolder)

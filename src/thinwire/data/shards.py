@@ -79,14 +79,14 @@ class Shards:
     def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
         """The indices left, `batch_size` at a time (the last may be smaller).
 
-        `position` moves on when the next batch is asked for, which is when this one was trained on.
+        `position` moves on as a batch is handed out: after training on it is the moment to save.
         """
         check(batch_size >= 1, "batch_size", "at least 1", batch_size)
         mine = self._mine()
         for start in range(0, len(mine), batch_size):
             batch = mine[start : start + batch_size]
-            yield batch
             self.advance(len(batch))
+            yield batch
 
     def num_batches(self, batch_size: int) -> int:
         """How many batches `batches` has left."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.errors import UsageError
-from thinwire.traffic import Sizes
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the wire starts early in backward."""
@@ -154,7 +153,3 @@ def make_buckets(named: Sequence[tuple[str, Parameter]], bucket_bytes: int) -> l
         ParameterBucket(index, [named[i][0] for i in members], [named[i][1] for i in members])
         for index, members in enumerate(plan(items, bucket_bytes))
     ]
-
-
-def sizes_of(buckets: Sequence[ParameterBucket]) -> Sizes:
-    return Sizes(tuple((b.gradient.numel(), b.gradient.element_size()) for b in buckets))

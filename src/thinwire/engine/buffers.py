@@ -16,7 +16,7 @@ BufferPolicy = Literal["rank0", "average", "local"]
 
 
 class Buffers:
-    """Sends the buffers beside the gradients of the same step, in one message per dtype."""
+    """Sends the buffers beside the gradients of the same step: rank 0's as bytes, means by dtype."""
 
     def __init__(self, model: nn.Module, policy: BufferPolicy, wire: Wire) -> None:
         # The dicts that hold them, as walking the model in every step is slow and a buffer may be replaced.
@@ -26,6 +26,7 @@ class Buffers:
         self._groups: list[list[Tensor]] = []
         self._flats: list[Tensor] = []
         self._task: Task | None = None
+        self._source = 0
         self.joining = False
         """Whether workers may have run out of data, so that it has to be asked whose buffers count."""
         self.present = True
@@ -37,10 +38,15 @@ class Buffers:
             return
         if self._task is not None:
             return  # sent by a backward that failed before its gradients were; this one repeats it
-        every = self._policy == "rank0"
-        present = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}
-        self._groups = replicas.chunks(b for b in present.values() if every or b.is_floating_point())
-        self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
+        buffers = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}.values()
+        if self._policy == "rank0":
+            # The wide ones first: so each begins at a multiple of its width.
+            self._groups = replicas.chunks(sorted(buffers, key=lambda b: -b.element_size()), mixed=True)
+            speaks = self.joining or self._wire.rank == 0
+            self._flats = [_bytes_of(group) if speaks else _bytes_for(group) for group in self._groups]
+        else:
+            self._groups = replicas.chunks(b for b in buffers if b.is_floating_point())
+            self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
         if self._groups:
             self._task = start(self._sync(), "buffers")
 
@@ -51,9 +57,10 @@ class Buffers:
             await self._wire.all_gather(mine, present)
             if not present.any():
                 return
+        self._source = int(present.argmax())  # the lowest rank that still has data
         for flat in self._flats:
-            if self._policy == "rank0":  # that is, of the lowest rank that still has data
-                await self._wire.broadcast_(flat.view(torch.uint8), source=int(present.argmax()))
+            if self._policy == "rank0":
+                await self._wire.broadcast_(flat, source=self._source)
             else:
                 flat *= float(self.present)
                 await self._wire.all_reduce_(flat)
@@ -66,6 +73,17 @@ class Buffers:
             return
         task, self._task = self._task, None
         wait(task)
+        if self._policy == "rank0" and self._source == self._wire.rank:
+            return
         for buffers, flat in zip(self._groups, self._flats, strict=True):
-            parts = flat.split([b.numel() for b in buffers])
-            torch._foreach_copy_(buffers, [p.view(b.shape) for p, b in zip(parts, buffers, strict=True)])
+            parts = flat.split([b.numel() * b.element_size() // flat.element_size() for b in buffers])
+            views = [p.view(b.dtype).view(b.shape) for p, b in zip(parts, buffers, strict=True)]
+            torch._foreach_copy_(buffers, views)
+
+
+def _bytes_of(buffers: list[Tensor]) -> Tensor:
+    return torch.cat([b.detach().reshape(-1).view(torch.uint8) for b in buffers])
+
+
+def _bytes_for(buffers: list[Tensor]) -> Tensor:
+    return torch.empty(sum(b.nbytes for b in buffers), dtype=torch.uint8, device=buffers[0].device)

@@ -92,6 +92,10 @@ class Deferred:
         self._pending = False
         self._handles: list[RemovableHandle] = []
 
+    def parcels(self) -> list[Tensor]:
+        """What goes over the wire in one pass."""
+        return [piece.gradient for load in self._loads for piece in load.pieces]
+
     def hook(self) -> None:
         self.arrivals.hook()
         self._needs.hook()
@@ -138,7 +142,7 @@ class Deferred:
         load.weighted = self.weighted
         if load.missed and any(p.grad is not None for p in load.bucket.parameters):
             raise UsageError(
-                f"one of {', '.join(load.bucket.names)} was used before its update: its module was not called",
+                f"one of {', '.join(load.bucket.names)} was used before its update, without its module",
                 hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
             )
         for parameter in load.bucket.parameters:

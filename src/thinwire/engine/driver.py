@@ -10,6 +10,7 @@ from typing import Any
 
 from thinwire.errors import UsageError
 from thinwire.wire.base import AnyOf, Land, TakeOff, Work
+from thinwire.wire.ranges import range_of
 
 Call = Callable[[], None]
 
@@ -111,7 +112,8 @@ class ProgressThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            call()
+            with range_of("progress"):
+                call()
 
     def stop(self) -> None:
         self._calls.put(None)

@@ -24,8 +24,10 @@ from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Gradients, Strategy, overrides
+from thinwire.traffic import Sizes
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
+from thinwire.wire.ranges import range_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +68,10 @@ class Link:
         self._optimizer = optimizer
         self._buckets = buckets
         self._num_trainable = _num_trainable(optimizer)
-        self._timeout_s = timeout_s
-        self._meter = Meter()
+        self.timeout_s = timeout_s
+        self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
-        self._engine = self._wire.lane("engine")
+        self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         self._steps = 0
         self._exposed_s = 0.0
         self._buffers = Buffers(model, buffers, self._engine)
@@ -96,15 +98,26 @@ class Link:
 
     @property
     def stats(self) -> Stats:
-        traffic = self._meter.traffic
+        traffic = self._meter.traffic + self._engine_meter.traffic
         return Stats(
             steps=self._steps,
-            rounds=self._meter.rounds,
+            rounds=self._meter.rounds + self._engine_meter.rounds,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             messages=traffic.messages,
             exposed_s=self._exposed_s,
         )
+
+    @property
+    def sizes(self) -> Sizes:
+        """What travels, as the strategy's `rounds` wants to know it."""
+        return Sizes(tuple((data.numel(), data.element_size()) for data in self._reducer.parcels()))
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
+        total = torch.tensor(values, dtype=torch.float64)
+        self._wait(self._engine.all_reduce_(total))
+        return [float(value) for value in total]
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size; called by all workers."""
@@ -125,6 +138,15 @@ class Link:
         self.settle()
         self._steps = saved["steps"]
         self._state = state.load(self._state, saved["state"])
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Load this worker's share of what another number of workers saved."""
+        state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
+        self.load_state_dict({**saved[0], "state": state})
+
+    def gather_texts(self, text: str) -> list[str]:
+        """Every worker's text, in order of rank; called by all workers."""
+        return replicas.gather_texts(text, self._engine, self._wait)
 
     # -- what users steer -------------------------------------------------------------------------
 
@@ -167,12 +189,13 @@ class Link:
             self._adopt_last()
 
     def settle(self) -> None:
-        """Finish the steps still under way, so that the parameters are those after the last step.
+        """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
 
-        Only overlap="forward" leaves any. Forward passes and state dicts do it by themselves; call
-        it before code that reads parameters directly, such as a moving average.
+        Called by all workers. Forward passes and state dicts finish the steps they need by
+        themselves; call it before code that reads parameters directly, such as a moving average.
         """
         self._reducer.settle()
+        self._mixer.finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -221,9 +244,9 @@ class Link:
         """Nobody closes its connections while others still talk."""
         everyone = self._engine.all_reduce_(torch.zeros(1))
         self._tell("detaching")
-        if not everyone.wait(self._timeout_s):
+        if not everyone.wait(self.timeout_s):
             raise self._wire.late(
-                f"worker {self.rank} has waited {self._timeout_s:g} s for the others to detach"
+                f"worker {self.rank} has waited {self.timeout_s:g} s for the others to detach"
             )
 
     def __enter__(self) -> Self:
@@ -269,7 +292,10 @@ class Link:
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
     def reduce(self, bucket: Gradients) -> Task:
-        return self._start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
+        with range_of("reduce"):
+            return self._start(
+                self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}"
+            )
 
     def send_buffers(self) -> None:
         self._buffers.send(self._start)
@@ -299,14 +325,16 @@ class Link:
                 f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
                 hint="after freezing or unfreezing parameters, detach and attach again",
             )
-        self._mixer.land(self._steps)
+        with range_of("land"):
+            self._mixer.land(self._steps)
 
     def _after_step(self) -> None:
         self._reducer.record_step()
         self._steps += 1
         self._tell()
         if overrides(self.strategy, "mix"):
-            self._mixer.launch(self._steps)
+            with range_of("mix"):
+                self._mixer.launch(self._steps)
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
@@ -323,8 +351,10 @@ class Link:
         began = time.perf_counter()
         self._tell("waiting")
         try:
-            if not work.wait(self._timeout_s):
-                error = self._wire.late(f"worker {self.rank} has waited {self._timeout_s:g} s")
+            with range_of("wait"):
+                arrived = work.wait(self.timeout_s)
+            if not arrived:
+                error = self._wire.late(f"worker {self.rank} has waited {self.timeout_s:g} s")
                 self._wire.fail(error)  # which ends the work too, with the cause that was told first
                 raise work.error or error
         finally:

@@ -74,6 +74,10 @@ class Reducer:
         self._launcher.receive_buffers()
         return self._buckets[0].mean_weight()
 
+    def parcels(self) -> list[Tensor]:
+        """What goes over the wire in one pass."""
+        return [bucket.gradient for bucket in self._buckets]
+
     def hook(self) -> None:
         self.arrivals.hook()
 

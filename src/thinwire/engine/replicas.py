@@ -103,15 +103,15 @@ def average_tensors_(tensors: Iterable[Tensor], wire: Wire, wait: Wait) -> None:
             tensor.copy_(part.view(tensor.shape))
 
 
-def chunks(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Tensors of one dtype and device together, up to a limit of bytes; empty ones left out."""
-    filling: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    filled_bytes: dict[tuple[torch.dtype, torch.device], int] = {}
+def chunks(tensors: Iterable[Tensor], *, mixed: bool = False) -> list[list[Tensor]]:
+    """Tensors of one device, and one dtype unless `mixed`, up to a limit of bytes; empty ones left out."""
+    filling: dict[tuple[torch.dtype | None, torch.device], list[Tensor]] = {}
+    filled_bytes: dict[tuple[torch.dtype | None, torch.device], int] = {}
     full = []
     for tensor in tensors:
         if tensor.numel() == 0:
             continue
-        kind = tensor.dtype, tensor.device
+        kind = None if mixed else tensor.dtype, tensor.device
         filling.setdefault(kind, []).append(tensor)
         filled_bytes[kind] = filled_bytes.get(kind, 0) + tensor.nbytes
         if filled_bytes[kind] >= _CHUNK_BYTES:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,6 +35,18 @@ class Data:
 
     train: Samples
     test: Samples
+    order: Literal["shuffled", "streams"] = "shuffled"
+    """Samples are drawn in another order each epoch, or each row of a batch goes on where the same row of the
+    batch before ended (see `Shards` and `Streams`)."""
+
+
+Carried = tuple["Tensor", ...] | None
+"""What a model hands on from one batch to the next, as a recurrent network does; None at the start."""
+
+
+def no_carry(model: nn.Module, inputs: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+    """The forward pass of a model for which every batch stands alone."""
+    return model(inputs), None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +91,12 @@ class Training:
     """Mean over the batch, from outputs and targets."""
     score: Callable[[Tensor, Tensor], Tensor]
     """What the target's metric is the mean of: summed over the batch, from outputs and targets."""
+    metric: Callable[[float], float] = float
+    """The target's metric, from that mean; exp for a perplexity."""
+    forward: Callable[[nn.Module, Tensor, Carried], tuple[Tensor, Carried]] = no_carry
+    """Outputs for the inputs and what the last batch has carried over, and what to carry on."""
+    clip_norm: float | None = None
+    """The norm that gradients of all parameters together are cut down to, if at all."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

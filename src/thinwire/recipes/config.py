@@ -14,16 +14,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import DataError, check
+from thinwire.errors import DataError, check, check_one_of
 from thinwire.recipes.base import Recipe
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
+CHECKPOINTS = "checkpoints"
+"""The folder of them in a run folder."""
+DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """All that decides what a run computes."""
+    """All that a worker is told about its run."""
 
     recipe: str
     strategy: str
@@ -36,11 +39,21 @@ class RunConfig:
     seed: int
     data: str | None
     """The folder named with --data."""
+    save_every: int = 0
+    """Steps between two checkpoints; 0: none are saved."""
+    resume: bool = False
+    """Whether to go on from the newest checkpoint in the run folder."""
+    device: str = "auto"
+    """What to compute on: "cpu", "cuda", or "auto" for cuda where there is one."""
+    profile: bool = False
+    """Whether each worker writes a trace of a few steps."""
 
     def __post_init__(self) -> None:
+        check_one_of("device", self.device, DEVICES)
         check(self.workers >= 1, "workers", "at least 1", self.workers)
         check(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         check(self.batch_size >= 1, "batch size", "at least 1", self.batch_size)
+        check(self.save_every >= 0, "save every", "0 or more steps", self.save_every)
         check(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1", self.seed)
 
     @property
@@ -60,6 +73,10 @@ class Choices:
     batch_size: int | None = None
     seed: int = 0
     data: Path | None = None
+    save_every: int = 0
+    resume: bool = False
+    device: str = "auto"
+    profile: bool = False
 
 
 def resolve(recipe_name: str, recipe: Recipe, choices: Choices) -> RunConfig:
@@ -74,6 +91,10 @@ def resolve(recipe_name: str, recipe: Recipe, choices: Choices) -> RunConfig:
         batch_size=recipe.batch_size if choices.batch_size is None else choices.batch_size,
         seed=choices.seed,
         data=None if choices.data is None else str(choices.data.absolute()),
+        save_every=choices.save_every,
+        resume=choices.resume,
+        device=choices.device,
+        profile=choices.profile,
     )
     if recipe.locate is not None:
         recipe.locate(choices.data)

@@ -21,13 +21,13 @@ def digits_cnn() -> Recipe:
 
 def _training() -> Training:
     from thinwire.data import load_digits
-    from thinwire.recipes import images
+    from thinwire.recipes import images, usual
 
     return Training(
         data=lambda folder: images.grey_images(load_digits(), highest=16),
         model=lambda: images.small_cnn(side=8, num_pools=1, num_hidden=64),
-        optimizer=partial(images.adamw, rate_at_64=0.01),
-        schedule=images.one_cycle,
-        loss=images.cross_entropy,
-        score=images.num_correct,
+        optimizer=partial(usual.adamw, rate_at_64=0.01),
+        schedule=usual.one_cycle,
+        loss=usual.cross_entropy,
+        score=usual.num_correct,
     )

@@ -1,4 +1,4 @@
-"""What the small image recipes share: grey images as samples, a small CNN, its optimizer and schedule."""
+"""What the small image recipes share: grey images as samples, and a small CNN."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler, OneCycleLR
 
 from thinwire.data import Arrays, TrainTest
-from thinwire.recipes.base import Data, Plan
+from thinwire.recipes.base import Data
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class GreyImages:
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """A batch of shape (samples, 1, height, width), and its classes."""
-        where = torch.from_numpy(indices)
+        where = torch.from_numpy(indices).to(self.inputs.device)
         return self.inputs[where].unsqueeze(1).float().div_(self.highest), self.targets[where]
 
 
@@ -56,25 +54,3 @@ def small_cnn(*, side: int, num_pools: int, num_hidden: int) -> nn.Module:
     layers += [nn.Dropout(0.25), nn.Flatten(), nn.Linear(num_features, num_hidden), nn.ReLU()]
     layers += [nn.Dropout(0.25), nn.Linear(num_hidden, 10)]
     return nn.Sequential(*layers)
-
-
-def adamw(model: nn.Module, plan: Plan, *, rate_at_64: float) -> Optimizer:
-    """AdamW whose learning rate grows with the square root of the global batch size."""
-    rate = rate_at_64 * (plan.global_batch_size / 64) ** 0.5
-    return AdamW(model.parameters(), lr=rate, weight_decay=0.01)
-
-
-def one_cycle(optimizer: Optimizer, plan: Plan) -> LRScheduler:
-    """Up for a fifth of the run, then down to nothing."""
-    peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    return OneCycleLR(optimizer, peaks, total_steps=plan.num_steps + 1, pct_start=0.2, cycle_momentum=False)
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross-entropy of the batch."""
-    return nn.functional.cross_entropy(outputs, targets)
-
-
-def num_correct(outputs: Tensor, targets: Tensor) -> Tensor:
-    """How many samples of the batch got their class right."""
-    return (outputs.argmax(dim=1) == targets).sum()

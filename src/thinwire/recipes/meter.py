@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from thinwire.errors import NumericError
 from thinwire.events import Progress, Record, RunEnded
@@ -107,6 +107,29 @@ class Meter:
             messages=int(self.sums["messages"]),
             exposed_s=self.sums["exposed_s"],
             train_s=self.train_s,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is counted from the start of training, also across a stop."""
+        return {"step": self.step, "samples": self.samples, "train_s": self.train_s, "sums": dict(self.sums)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on counting."""
+        self.step, self.samples = saved["step"], saved["samples"]
+        self.train_s, self.sums = saved["train_s"], dict(saved["sums"])
+        self._window = self.train_s, self.samples
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Go on for a share of what another number of workers has counted, so that no total is lost."""
+        share = saved[self.rank :: self.plan.world_size]
+        names = saved[0]["sums"]
+        self.load_state_dict(
+            {
+                "step": saved[0]["step"],
+                "samples": sum(each["samples"] for each in share),
+                "train_s": sum(each["train_s"] for each in saved) / len(saved),
+                "sums": {name: sum(each["sums"][name] for each in share) for name in names},
+            }
         )
 
     def _count(self) -> None:

@@ -29,13 +29,13 @@ def _locate(folder: Path | None) -> None:
 
 def _training() -> Training:
     from thinwire.data import load_mnist
-    from thinwire.recipes import images
+    from thinwire.recipes import images, usual
 
     return Training(
         data=lambda folder: images.grey_images(load_mnist(folder), highest=255),
         model=lambda: images.small_cnn(side=28, num_pools=2, num_hidden=64),
-        optimizer=partial(images.adamw, rate_at_64=0.003),
-        schedule=images.one_cycle,
-        loss=images.cross_entropy,
-        score=images.num_correct,
+        optimizer=partial(usual.adamw, rate_at_64=0.003),
+        schedule=usual.one_cycle,
+        loss=usual.cross_entropy,
+        score=usual.num_correct,
     )

@@ -17,6 +17,12 @@ DEFAULT = "digits-cnn"
 _KNOWN: Mapping[str, str] = {
     "digits-cnn": "thinwire.recipes.digits_cnn:digits_cnn",
     "mnist-cnn": "thinwire.recipes.mnist_cnn:mnist_cnn",
+    "cifar-resnet20": "thinwire.recipes.cifar_resnet20:cifar_resnet20",
+    "cifar-vgg16": "thinwire.recipes.cifar_vgg16:cifar_vgg16",
+    "ptb-lstm": "thinwire.recipes.ptb_lstm:ptb_lstm",
+    "ptb-lstm-650": "thinwire.recipes.ptb_lstm:ptb_lstm_650",
+    "text-transformer": "thinwire.recipes.text_transformer:text_transformer",
+    "higgs-mlp": "thinwire.recipes.higgs_mlp:higgs_mlp",
 }
 
 

@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
-import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
-from thinwire.data import Shards
+from thinwire.data import Shards, Streams
 from thinwire.engine.attach import attach
 from thinwire.engine.link import Link
-from thinwire.errors import PeerLost
 from thinwire.events import Evaluated, Record, RunEnded, Summary
-from thinwire.recipes.base import Plan, Recipe, Samples, Training
+from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
 from thinwire.recipes.config import RunConfig
+from thinwire.recipes.devices import choose_device
+from thinwire.recipes.keep import Carry, Course, keep
 from thinwire.recipes.meter import Meter
+from thinwire.recipes.profile import profiling
 from thinwire.strategies import registry as strategies
 from thinwire.strategies.base import overrides
 
 Emit = Callable[[Record], object]
-TEST_BATCH_SIZE = 500
+TEST_BATCH_SIZE = 100
+TEST_STREAMS = 16
+"""Rows that a test text is read in, by all workers together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +37,10 @@ class Worker:
 
     rank: int
     world_size: int
+    local_rank: int = 0
+    """Among the workers of this host."""
+    checkpoints: Path | None = None
+    """The folder for them, the same on all workers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,48 +57,59 @@ def train(
     worker: Worker,
     emit: Emit,
     on_error: AbstractContextManager[object] | None = None,
+    trace: Path | None = None,
 ) -> None:
-    """Train as one of the workers; `emit` is told how it goes, `on_error` sees an error before peers do."""
+    """Train as one of the workers; `emit` is told how it goes, `on_error` sees an error before peers do, and
+    `trace` is where a few steps are written to as a Chrome trace."""
     torch.manual_seed(config.seed)
+    device = choose_device(config.device, worker.local_rank)
     training = recipe.training()
-    data = training.data(config.data_folder)
-    shards = Shards(
-        num_samples=len(data.train), rank=worker.rank, world_size=worker.world_size, seed=config.seed
-    )
-    plan = Plan(
-        world_size=worker.world_size,
-        batch_size=config.batch_size,
-        num_steps=config.epochs * shards.num_batches(config.batch_size),
-    )
-    model = training.model()
+    with device:  # the data is small: its tensors are made where they are used
+        data = training.data(config.data_folder)
+    shards = shards_of(data, config, worker)
+    num_steps = config.epochs * shards.num_batches(config.batch_size)
+    plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
+    model = training.model().to(device)
     optimizer = training.optimizer(model, plan)
-    schedule = training.schedule(optimizer, plan)
+    course = Course(optimizer, training.schedule, plan)
     strategy = strategies.build(config.strategy, config.settings)
-    with attach(model, optimizer, strategy) as link, on_error or nullcontext():
-        # from here on workers draw different numbers (dropout), still the same in every run
-        torch.manual_seed(int(np.random.SeedSequence([config.seed, worker.rank]).generate_state(1)[0]))
+    with (
+        attach(model, optimizer, strategy) as link,
+        on_error or nullcontext(),
+        profiling(trace, plan.num_steps, device) as step_done,
+    ):
+        seed_apart(config.seed, worker.rank)
         meter = Meter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )
         result = Result(0.0, 0.0)
-        for epoch in range(1, config.epochs + 1):
-            shards.set_epoch(epoch - 1)
-            model.train()
-            meter.start()
-            for batch in shards.batches(config.batch_size):
-                inputs, targets = data.train.take(batch)
-                optimizer.zero_grad()
-                loss = training.loss(model(inputs), targets)
-                value = loss.item()
-                meter.check(value, epoch)
-                loss.backward()
-                optimizer.step()
-                schedule.step()
-                meter.stepped(value, len(batch), epoch)
-            meter.pause()
-            result = evaluate(model, training, data.test, link)
-            if worker.rank == 0:
-                emit(_evaluated(recipe, meter, epoch, result))
+        carry = Carry(device)
+        with keep(config, worker.checkpoints, link, model, course, shards, meter, carry) as checkpoints:
+            for epoch in range(shards.epoch + 1, config.epochs + 1):
+                if shards.epoch != epoch - 1:
+                    shards.set_epoch(epoch - 1)
+                    carry.state = None
+                model.train()
+                meter.start()
+                for batch in shards.batches(config.batch_size):
+                    inputs, targets = data.train.take(batch)
+                    optimizer.zero_grad()
+                    outputs, carry.state = training.forward(model, inputs.to(device), carry.state)
+                    loss = training.loss(outputs, targets.to(device))
+                    value = loss.item()
+                    meter.check(value, epoch)
+                    loss.backward()
+                    if training.clip_norm is not None:
+                        link.clip_grad_norm_(training.clip_norm)
+                    optimizer.step()
+                    course.step()
+                    meter.stepped(value, len(batch), epoch)
+                    checkpoints.stepped()
+                    step_done()
+                meter.pause()
+                result = evaluate(model, training, data, link, device)
+                if worker.rank == 0:
+                    emit(_evaluated(recipe, meter, epoch, result))
         ended = meter.ended()
         summary = _summary(recipe, config, result, ended, link)
     emit(ended)
@@ -97,36 +117,50 @@ def train(
         emit(summary)
 
 
+def seed_apart(seed: int, rank: int) -> None:
+    """From here on workers draw different numbers (dropout, crops), still the same in every run."""
+    torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+
+
+def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:
+    """This worker's part of the training data, in the order the data asks for."""
+    count, rank, world_size = len(data.train), worker.rank, worker.world_size
+    if data.order == "streams":
+        return Streams(num_samples=count, rank=rank, world_size=world_size)
+    return Shards(num_samples=count, rank=rank, world_size=world_size, seed=config.seed)
+
+
 @torch.no_grad()
-def evaluate(model: nn.Module, training: Training, samples: Samples, link: Link) -> Result:
-    """The metric and the loss on all of `samples`, each worker going through its part of them."""
+def evaluate(model: nn.Module, training: Training, data: Data, link: Link, device: torch.device) -> Result:
+    """The metric and the loss on the test data, each worker going through its part of it."""
     talks = overrides(link.strategy, "reduce") or overrides(link.strategy, "mix")
     # replicas that differ are judged by their mean, which is what a user would keep
     differ = talks and not link.strategy.replicas_agree
     with link.averaged() if differ else nullcontext():
         model.eval()
         loss_sum = score_sum = 0.0
-        mine = np.arange(link.rank, len(samples), link.world_size)
-        for start in range(0, len(mine), TEST_BATCH_SIZE):
-            batch = mine[start : start + TEST_BATCH_SIZE]
-            inputs, targets = samples.take(batch)
-            outputs = model(inputs)
-            loss_sum += training.loss(outputs, targets).item() * len(batch)
-            score_sum += training.score(outputs, targets).item()
-    loss_total, score_total = sum_over_workers([loss_sum, score_sum], link)
-    return Result(score_total / len(samples), loss_total / len(samples))
+        count = 0
+        carried: Carried = None
+        for batch in batches_of_test(data, link):
+            inputs, targets = data.test.take(batch)
+            outputs, carried = training.forward(model, inputs.to(device), carried)
+            loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
+            score_sum += training.score(outputs, targets.to(device)).item()
+            count += len(batch)
+    loss_total, score_total, total = link.sum([loss_sum, score_sum, count])
+    return Result(training.metric(score_total / total), loss_total / total)
 
 
-def sum_over_workers(values: list[float], link: Link) -> list[float]:
-    """The sums of a few numbers over all workers, on torch's own group: not part of the traffic."""
-    if link.world_size == 1:
-        return values
-    total = torch.tensor(values, dtype=torch.float64)
-    try:
-        dist.all_reduce(total)
-    except RuntimeError as error:
-        raise PeerLost(f"worker {link.rank} lost a peer while evaluating: {error}") from error
-    return [float(value) for value in total]
+def batches_of_test(data: Data, link: Link) -> Iterator[NDArray[np.int64]]:
+    """This worker's part of the test data. Of streams a few samples at the end may be left out; how many
+    does not depend on the number of workers as long as it divides `TEST_STREAMS`."""
+    if data.order == "streams":
+        streams = Streams(num_samples=len(data.test), rank=link.rank, world_size=link.world_size)
+        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // link.world_size))
+        return
+    mine = np.arange(link.rank, len(data.test), link.world_size)
+    for start in range(0, len(mine), TEST_BATCH_SIZE):
+        yield mine[start : start + TEST_BATCH_SIZE]
 
 
 def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Evaluated:
@@ -142,8 +176,8 @@ def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Eval
 
 def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, link: Link) -> Summary:
     train_s = max(ended.train_s, 1e-9)
-    sent, messages, seconds, speed, exposed = sum_over_workers(
-        [ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s], link
+    sent, messages, seconds, speed, exposed = link.sum(
+        [ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s]
     )
     return Summary(
         recipe=recipe.name,

@@ -18,7 +18,7 @@ from types import TracebackType
 from thinwire.errors import DataError, PeerLate, PeerLost, ThinwireError
 from thinwire.events import Event, EventWriter, Failed, Record, RunStarted
 from thinwire.recipes import registry
-from thinwire.recipes.config import RunConfig, read_config, versions
+from thinwire.recipes.config import CHECKPOINTS, RunConfig, read_config, versions
 
 LIFELINE = "THINWIRE_LIFELINE"
 """Set in the environment of a worker whose standard input ends when the process that wants it does."""
@@ -53,7 +53,10 @@ def work(
             # torch takes seconds to import: only now, when the others can see that this worker is up
             from thinwire.recipes.train import Worker, train
 
-            train(registry.get(config.recipe), config, Worker(rank, world_size), emit, failures)
+            local_rank = int(environment.get("LOCAL_RANK", "0"))
+            worker = Worker(rank, world_size, local_rank, run / CHECKPOINTS)
+            trace = run / f"trace-worker-{rank}.json" if config.profile else None
+            train(registry.get(config.recipe), config, worker, emit, failures, trace)
             _leave()
 
 

@@ -80,6 +80,12 @@ class Strategy(Protocol):
         """Whether all workers hold the same parameters after every step."""
         return False
 
+    @property
+    def conserved(self) -> tuple[str, ...]:
+        """Fields of the state that differ by worker and whose sum over workers may not change, such as
+        residuals: what was not sent yet must not be lost when the number of workers changes."""
+        return ()
+
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
         """The state: buffers and lanes are made here, by all workers."""
         return
@@ -100,6 +106,30 @@ class Strategy(Protocol):
     def rounds(self, sizes: Sizes, cluster: Cluster) -> Iterable[Round]:
         """The wire operations of one worker in one step, from sizes alone."""
         return ()
+
+    def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
+        """This worker's state, made of those that another number of workers saved, in order of rank.
+
+        Of `conserved` fields, those of the workers `rank`, `rank + world_size`, ... are added up.
+        """
+        return _resize(saved, self.conserved, rank, world_size, add=False)
+
+
+def _resize(
+    saved: Sequence[Any], conserved: tuple[str, ...], rank: int, world_size: int, *, add: bool
+) -> Any:
+    own = saved[rank if rank < len(saved) else 0]
+    if isinstance(own, dict):
+        return {
+            key: _resize([s[key] for s in saved], conserved, rank, world_size, add=add or key in conserved)
+            for key in own
+        }
+    if isinstance(own, list):
+        entries = zip(*saved, strict=True)
+        return [_resize(entry, conserved, rank, world_size, add=add) for entry in entries]
+    if add and hasattr(own, "new_zeros"):
+        return sum(saved[rank::world_size], start=own.new_zeros(own.shape))
+    return own
 
 
 def overrides(strategy: Strategy, seam: Literal["reduce", "mix", "serve"]) -> bool:

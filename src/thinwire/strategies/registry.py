@@ -203,13 +203,14 @@ def _refuse(text: str) -> object:
 def _type_text(hint: Any) -> str:
     origin, options = typing.get_origin(hint), typing.get_args(hint)
     if origin is Literal:
-        return " or ".join(str(option) for option in options)
+        words = [str(option) for option in options]
+        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_text(option) for option in options)
     if hint is types.NoneType:
         return "none"
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return words.get(hint, "a value that only Python code can give")
+    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return names.get(hint, "a value that only Python code can give")
 
 
 def _default_text(field: Field[Any]) -> str | None:

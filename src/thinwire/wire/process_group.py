@@ -22,6 +22,7 @@ import torch.distributed as dist
 from thinwire.errors import PeerError, PeerLate
 from thinwire.wire.base import Work, finished
 from thinwire.wire.groups import pool
+from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters, blocked
 from thinwire.wire.watch import Watch
 
@@ -230,7 +231,8 @@ class ProcessGroupWire:
 
     def _settle(self, work: Work, wait: Wait) -> None:
         try:
-            wait()
+            with range_of("wire"):
+                wait()
         except RuntimeError as error:
             self._blame(error)
             return
