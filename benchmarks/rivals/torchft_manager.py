@@ -7,7 +7,6 @@ worker 0.
 from __future__ import annotations
 
 import importlib.util
-import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ def missing_torchft() -> str | None:
 @contextmanager
 def torchft_manager() -> Iterator[Any]:
     """A manager of this worker, known to the lighthouse; all workers enter and leave together."""
-    os.environ.setdefault("RUST_LOG", "warn")  # its servers tell every heartbeat otherwise
     from torchft import Manager, ProcessGroupGloo
     from torchft.coordination import LighthouseServer
 

@@ -8,24 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.errors import ThinwireError
+from tests.lab.labs import needs_lab
 from thinwire.lab.calibrate import TOLERANCE, calibrate
 from thinwire.lab.description import describe
 from thinwire.lab.job import Job, Outcome
-from thinwire.lab.namespaces import enter_command
 from thinwire.lab.run import run
 
-
-def _reason_not() -> str:
-    try:
-        enter_command()
-    except ThinwireError as problem:
-        return problem.message.splitlines()[0]
-    return ""
-
-
-_WHY_NOT = _reason_not()
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -116,7 +105,7 @@ def _run(
     path = folder / "train.py"
     path.write_text(textwrap.dedent(script))
     description = describe(hosts=hosts, rate=rate, faults=faults.split())
-    return run(Job(description=description, command=(str(path), *arguments), time_limit_s=120))
+    return run(Job(description=description, command=(str(path), *arguments), time_limit_s=250))
 
 
 def test_a_worker_is_killed_at_exactly_its_step_and_comes_back(tmp_path: Path) -> None:
@@ -158,7 +147,7 @@ def test_a_slow_host_and_a_site_cut_off(tmp_path: Path) -> None:
         uplink="50mbit",
         faults=["slow:host=1,step=2,speed=0.1", "cut:site=0,step=4,seconds=1.5"],
     )
-    outcome = run(Job(description=description, command=(str(script),), time_limit_s=120))
+    outcome = run(Job(description=description, command=(str(script),), time_limit_s=250))
     assert outcome.exit_code == 0
     took_s = dict(outcome.reports)
     # Ten steps of 40 ms: two at full speed, the others ten times slower; and host 0 waits for both.

@@ -14,23 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.errors import SettingError, ThinwireError, UsageError
+from tests.lab.labs import needs_lab
+from thinwire.errors import SettingError, UsageError
 from thinwire.lab.description import describe
 from thinwire.lab.job import Job, Outcome
-from thinwire.lab.namespaces import enter_command
 from thinwire.lab.run import run
 
-
-def _reason_not() -> str:
-    try:
-        enter_command()
-    except ThinwireError as problem:
-        return problem.message.splitlines()[0]
-    return ""
-
-
-_WHY_NOT = _reason_not()
-pytestmark = [pytest.mark.lab, pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)]
+pytestmark = [pytest.mark.lab, needs_lab]
 
 SOURCE = Path(__file__).parents[2] / "src"
 
@@ -72,13 +62,11 @@ def test_hosts_have_their_own_network_and_no_way_out(capfd: pytest.CaptureFixtur
 
 
 def test_the_first_failure_is_the_exit_code_and_ends_the_others() -> None:
-    start_s = time.monotonic()
     description = describe(hosts=3, rate="1gbit")
     command = ("sh", "-c", '[ "$RANK" = 1 ] && exit 7; sleep 300')
     outcome = run(Job(description=description, command=command, grace_s=0.2, time_limit_s=60))
     assert outcome.exit_code == 7
     assert [worker.exit_code for worker in outcome.workers] == [143, 7, 143]
-    assert time.monotonic() - start_s < 30
 
 
 def test_the_others_go_on_if_asked() -> None:
@@ -92,7 +80,7 @@ def test_the_others_go_on_if_asked() -> None:
 def test_the_time_limit_ends_even_those_who_do_not_listen() -> None:
     description = describe(hosts=2, rate="1gbit")
     command = ("sh", "-c", "trap '' TERM; sleep 300 & wait; sleep 300")
-    outcome = run(Job(description=description, command=command, time_limit_s=0.5))
+    outcome = run(Job(description=description, command=command, time_limit_s=3))
     assert outcome.exit_code == 124
     assert {worker.exit_code for worker in outcome.workers} == {137}
 
@@ -148,7 +136,7 @@ def _start_and_kill(runner: list[str], mark: str) -> None:
 
 
 def _wait_until(true: object, what: str) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + 60
     while not true():  # type: ignore[operator]
         assert time.monotonic() < deadline_s, f"waited in vain for {what}"
         time.sleep(0.01)
@@ -242,7 +230,7 @@ def test_scripts_end_as_python_ends_them(tmp_path: Path, capfd: pytest.CaptureFi
         description=describe(hosts=4, rate="1gbit"),
         command=(str(script), "-x"),
         keep_going=True,
-        time_limit_s=60,
+        time_limit_s=200,
     )
     outcome = run(job)
     assert [worker.exit_code for worker in outcome.workers] == [0, 5, 1, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import selectors
+import signal
 import socket
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from pathlib import Path
 from thinwire.lab.job import Job
 from thinwire.lab.output import Lines, answer_requests
 from thinwire.lab.pace import Pace
-from thinwire.lab.worker import Birth, serve_store
+from thinwire.lab.worker import WORKER_SIGNALS, Birth, serve_store
 
 Answer = Callable[[dict[str, object]], object]
 
@@ -78,6 +79,8 @@ class Staff:
         starts = 1 if old is None else old.starts + 1
         ours, theirs = socket.socketpair()
         pipes = [os.pipe(), os.pipe()]
+        # Blocked until the child has handlers of its own, so that none reaches it in between and is lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
         pid = os.fork()
         if pid == 0:
             ours.close()
@@ -93,6 +96,7 @@ class Staff:
                     pace=pace_file,
                 )
             )
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_SIGNALS)
         theirs.close()
         self.workers[index] = Worker(index, pid, starts, pace, pace_file, ours=[ours])
         answer_requests(ours, self._selector, answer)

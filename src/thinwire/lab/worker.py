@@ -24,6 +24,8 @@ from thinwire.lab.network import INTERFACE
 from thinwire.lab.pace import PACE_VARIABLE, Pace
 
 MASTER_PORT = 29500
+WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+"""What the lab handles itself and a worker must hear on its own."""
 LONGEST_STOP_S = 10.0
 """A worker waits at most this long for a fault scheduled at its step."""
 
@@ -73,6 +75,7 @@ class Birth:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_SIGNALS)
         for source, target in zip(self.outputs, (1, 2), strict=True):
             os.dup2(source, target)
         for file in (self.control, self.pace):
