@@ -24,8 +24,6 @@ def read(streams: list[Streams], batch_size: int, num_batches: int | None = None
     for parts in zip(*iterators, strict=True):
         rows.append(np.concatenate(parts).tolist())
         if len(rows) == num_batches:
-            for iterator in iterators:  # the batch counts as used when the next one is asked for
-                next(iterator, None)
             break
     return rows
 
