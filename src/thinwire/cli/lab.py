@@ -18,6 +18,10 @@ from thinwire.lab.run import run
 
 app = typer.Typer(help="A cluster with slow paths, tried out on this machine.", rich_markup_mode=None)
 
+Command = Annotated[
+    list[str],
+    typer.Argument(metavar="COMMAND", help="After --: train.py ..., -m module ..., or any program."),
+]
 Hosts = Annotated[int, typer.Option(help="How many hosts, with one worker each.")]
 Rate = Annotated[str, typer.Option(help="Bandwidth of each host: 100mbit, or 1gbit*6,100mbit*2.")]
 Sites = Annotated[str | None, typer.Option(metavar="N+M", help="Hosts per site: 4+4.")]
@@ -26,10 +30,7 @@ Uplink = Annotated[str | None, typer.Option(metavar="RATE", help="Bandwidth of e
 
 @app.command(name="run", context_settings={"allow_interspersed_args": False})
 def run_command(
-    command: Annotated[
-        list[str],
-        typer.Argument(metavar="COMMAND", help="After --: train.py ..., -m module ..., or any program."),
-    ],
+    command: Command,
     hosts: Hosts = 4,
     rate: Rate = "100mbit",
     sites: Sites = None,
