@@ -1,0 +1,74 @@
+"""torch's DistributedDataParallel, plain and with its gradient compression hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from benchmarks.rivals import Joined
+
+
+@contextmanager
+def joined(wrapped: DistributedDataParallel, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
+    """The hooks on the parameters go when the wrapper goes, so the caller must not keep it."""
+    yield wrapped, optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ddp:
+    """Exact SGD: buckets are all-reduced while backward runs."""
+
+    name: str = "ddp"
+    bucket_cap_mb: int = 25
+    """torch's default."""
+
+    def available(self) -> str | None:
+        return None
+
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
+        return joined(DistributedDataParallel(model, bucket_cap_mb=self.bucket_cap_mb), optimizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fp16:
+    """DDP with gradients in half precision on the wire."""
+
+    name: str = "ddp-fp16"
+
+    def available(self) -> str | None:
+        return None
+
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
+        wrapped = DistributedDataParallel(model)
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+        return joined(wrapped, optimizer)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PowerSgd:
+    """DDP with gradients as products of two thin matrices of this rank."""
+
+    rank: int
+    start_step: int = 2
+    """Steps of plain all-reduce before. torch's own 1000 would hide it in a short run; 2 is the least."""
+
+    @property
+    def name(self) -> str:
+        return f"ddp-powersgd-{self.rank}"
+
+    def available(self) -> str | None:
+        return None
+
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=self.rank, start_powerSGD_iter=self.start_step
+        )
+        wrapped = DistributedDataParallel(model)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        return joined(wrapped, optimizer)

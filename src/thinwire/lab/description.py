@@ -1,0 +1,167 @@
+"""What a lab consists of, as a value that is checked before anything is created; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from thinwire.errors import SettingError, check
+from thinwire.lab.faults import Fault, parse_fault
+from thinwire.lab.rates import check_rate, format_rate, parse_rate
+
+MOST_HOSTS = 254
+"""Addresses in the lab's one subnet."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Host:
+    """One emulated machine with one worker."""
+
+    index: int
+    rate_bit_per_s: float
+    """Bandwidth of its path, in each direction."""
+    site: int = 0
+    speed: float = 1.0
+    """0.5 computes half as fast as the others."""
+
+    @property
+    def name(self) -> str:
+        return f"host{self.index}"
+
+    @property
+    def address(self) -> str:
+        return f"10.77.0.{self.index + 1}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Description:
+    """Hosts on shaped paths, grouped into sites; the paths between sites share one uplink per site."""
+
+    hosts: tuple[Host, ...]
+    uplink_bit_per_s: float | None = None
+    """Bandwidth of each site's uplink, in each direction; only with several sites."""
+    faults: tuple[Fault, ...] = ()
+
+    def __post_init__(self) -> None:
+        count = len(self.hosts)
+        check(1 <= count <= MOST_HOSTS, "hosts", f"1 to {MOST_HOSTS}, one address each", count)
+        assert [host.index for host in self.hosts] == list(range(count))
+        for host in self.hosts:
+            check_rate(host.rate_bit_per_s, field=f"rate of host {host.index}")
+            check(0 < host.speed <= 1, f"speed of host {host.index}", "above 0 and at most 1", host.speed)
+        several = self.num_sites > 1
+        hint = "add --uplink 50mbit" if several else "add --sites 4+4, or leave --uplink out"
+        rule = "given with several sites, and only then"
+        check(
+            several == (self.uplink_bit_per_s is not None), "uplink", rule, self.uplink_bit_per_s, hint=hint
+        )
+        if self.uplink_bit_per_s is not None:
+            check_rate(self.uplink_bit_per_s, field="uplink")
+        for fault in self.faults:
+            self._check_fault(fault)
+
+    def _check_fault(self, fault: Fault) -> None:
+        hosts, sites = len(self.hosts), self.num_sites
+        if fault.host is not None:
+            check(0 <= fault.host < hosts, "fault host", f"0 to {hosts - 1}", fault.host, hint=str(fault))
+        if fault.site is not None:
+            check(sites > 1, "fault site", "used in a lab with several sites", fault.site, hint=str(fault))
+            check(0 <= fault.site < sites, "fault site", f"0 to {sites - 1}", fault.site, hint=str(fault))
+        if fault.kind == "rejoin":
+            killed = any(f.kind == "kill" and f.host == fault.host for f in self.faults)
+            check(killed, "fault rejoin", "of a host that is killed before", str(fault))
+
+    @property
+    def num_sites(self) -> int:
+        return 1 + max(host.site for host in self.hosts)
+
+    def scaled(self, factor: float) -> Description:
+        """The same lab with all rates multiplied: goes with a net scaled alike."""
+        hosts = tuple(replace(host, rate_bit_per_s=host.rate_bit_per_s * factor) for host in self.hosts)
+        uplink = self.uplink_bit_per_s
+        return replace(self, hosts=hosts, uplink_bit_per_s=None if uplink is None else uplink * factor)
+
+    def summary(self) -> str:
+        """One line for people: `8 hosts at 200mbit, 2 sites with uplinks of 50mbit`."""
+        rates = sorted({host.rate_bit_per_s for host in self.hosts})
+        words = f"{len(self.hosts)} hosts at {' and '.join(map(format_rate, rates))}"
+        if self.uplink_bit_per_s is not None:
+            words += f", {self.num_sites} sites with uplinks of {format_rate(self.uplink_bit_per_s)}"
+        slow = [host for host in self.hosts if host.speed < 1]
+        if slow:
+            words += ", slow: " + ", ".join(f"host {host.index} at {host.speed:g}" for host in slow)
+        return words
+
+
+def describe(
+    *,
+    hosts: int,
+    rate: str,
+    sites: str | None = None,
+    uplink: str | None = None,
+    slow: Sequence[str] = (),
+    faults: Sequence[str] = (),
+) -> Description:
+    """Read a description from the strings of the command line.
+
+    >>> describe(hosts=8, rate="1gbit*6,100mbit*2", sites="4+4", uplink="50mbit", slow=["3=0.5"]).summary()
+    '8 hosts at 100mbit and 1gbit, 2 sites with uplinks of 50mbit, slow: host 3 at 0.5'
+    """
+    check(1 <= hosts <= MOST_HOSTS, "hosts", f"1 to {MOST_HOSTS}, one address each", hosts)
+    rates = _rates(rate, hosts)
+    site_of = _sites(sites, hosts)
+    speeds = _speeds(slow, hosts)
+    return Description(
+        hosts=tuple(
+            Host(index=i, rate_bit_per_s=rates[i], site=site_of[i], speed=speeds.get(i, 1.0))
+            for i in range(hosts)
+        ),
+        uplink_bit_per_s=None if uplink is None else parse_rate(uplink, field="uplink"),
+        faults=tuple(parse_fault(text) for text in faults),
+    )
+
+
+def _rates(text: str, hosts: int) -> list[float]:
+    rates: list[float] = []
+    words = text.split(",")
+    for word in words:
+        rate, times, count = word.partition("*")
+        repeat = _whole("rate", count, given=text) if times else 1
+        rates += [parse_rate(rate)] * min(repeat, MOST_HOSTS + 1)
+    if len(words) == 1 and "*" not in text:
+        return rates * hosts
+    hint = "one rate for all, or as many as hosts: 1gbit*6,100mbit*2"
+    check(len(rates) == hosts, "rate", f"given for {hosts} hosts", f"{text} ({len(rates)})", hint=hint)
+    return rates
+
+
+def _sites(text: str | None, hosts: int) -> list[int]:
+    if text is None:
+        return [0] * hosts
+    counts = [_whole("sites", word, given=text) for word in text.split("+")]
+    check(min(counts) >= 1, "sites", "at least one host each", text)
+    check(sum(counts) == hosts, "sites", f"{hosts} hosts in sum", text, hint="4+4 puts 8 hosts on two sites")
+    return [site for site, count in enumerate(counts) for _ in range(count)]
+
+
+def _speeds(words: Sequence[str], hosts: int) -> dict[int, float]:
+    speeds: dict[int, float] = {}
+    for word in words:
+        host, _, speed = word.partition("=")
+        index = _whole("slow", host, given=word)
+        check(0 <= index < hosts, "slow", f"a host from 0 to {hosts - 1}", word)
+        check(index not in speeds, "slow", "given once per host", word)
+        try:
+            speeds[index] = float(speed)
+        except ValueError:
+            speeds[index] = math.nan
+        check(0 < speeds[index] <= 1, "slow", "HOST=SPEED with a speed above 0 and at most 1", word)
+    return speeds
+
+
+def _whole(field: str, text: str, *, given: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise SettingError(f"{field} must be made of whole numbers, got {given!r}") from None

@@ -1,0 +1,79 @@
+"""The truth of the meter: what the wire says it sends is what the interfaces count, for every operation."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.lab.labs import needs_lab
+from thinwire.lab.description import describe
+from thinwire.lab.job import Job
+from thinwire.lab.run import run
+
+pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
+
+SCRIPT = """
+    import time, torch, torch.distributed as dist
+    from thinwire.lab.control import Control
+    from thinwire.wire.metered import Meter, MeteredWire
+    from thinwire.wire.process_group import connect
+
+    control = Control.of_this_worker()
+    dist.init_process_group("gloo")
+    inner = connect(None, 60.0)
+    meter = Meter()
+    wire = MeteredWire(inner, meter)
+    rank, size = wire.rank, wire.world_size
+    each = 1_000_000
+    whole, part = torch.ones(each * size), torch.ones(each)
+    room = torch.empty(each * size)
+    operations = {
+        "all_reduce": lambda: wire.all_reduce_(whole),
+        "reduce_scatter": lambda: wire.reduce_scatter(whole, torch.empty(each)),
+        "all_gather": lambda: wire.all_gather(part, room),
+        "all_to_all": lambda: wire.all_to_all(whole, room),
+        "broadcast": lambda: wire.broadcast_(part, source=1),
+        "exchange": lambda: wire.exchange(
+            send=part, to=(rank + 1) % size, recv=room[:each], source=(rank - 1) % size
+        ),
+    }
+
+    def counted():
+        dist.barrier()
+        time.sleep(0.1)
+        sent = control.counters()[rank].sent_bytes
+        dist.barrier()
+        return sent
+
+    for name, operation in operations.items():
+        operation().wait()  # connections are made at first use
+        stated, before = meter.traffic.sent_bytes, counted()
+        operation().wait()
+        control.report([name, rank, meter.traffic.sent_bytes - stated, counted() - before])
+    inner.close()
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 5])
+def test_metered_bytes_are_what_the_interfaces_count(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"), prepend=os.pathsep)
+    script = tmp_path / "meter.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    description = describe(hosts=hosts, rate="1gbit")
+    outcome = run(Job(description=description, command=(str(script),), time_limit_s=200))
+    assert outcome.exit_code == 0
+    assert len(outcome.reports) == 6 * hosts
+    wrong = []
+    for name, rank, metered, counted in outcome.reports:
+        # Below a megabyte, acknowledgements of what was received and the barriers weigh too much.
+        if metered > 1_000_000 and not 0.95 <= counted / metered <= 1.05:
+            wrong.append(f"{name} on worker {rank}: metered {metered}, counted {counted}")
+        if metered == 0 and counted > 200_000:
+            wrong.append(f"{name} on worker {rank}: metered nothing, counted {counted}")
+    assert not wrong, "\n".join(wrong)

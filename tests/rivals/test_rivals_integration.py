@@ -1,0 +1,48 @@
+"""Every rival really trains: two processes with different data agree, and get better together."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from benchmarks.rivals import all_rivals, find
+from tests.worlds import run_processes
+
+pytestmark = pytest.mark.processes
+STEPS = {"post-local-sgd": 35}
+"""So many that all agree at the end: post-local SGD averages after steps 3, 11, ..., 35; the others by 32."""
+
+
+def _train(name: str) -> tuple[list[torch.Tensor], float, float]:
+    """Fit half of a plane's points each; returns parameters, first and last loss on all points."""
+    rank = dist.get_rank()
+    points = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
+    targets = points @ torch.arange(8.0) + 1
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005)
+    mine = slice(rank, None, 2)
+
+    def loss_on_all() -> float:
+        with torch.no_grad():
+            return float(torch.nn.functional.mse_loss(model(points).squeeze(1), targets))
+
+    before = loss_on_all()
+    with find(name).join(model, optimizer) as (joined, stepper):
+        for _ in range(STEPS.get(name, 32)):
+            stepper.zero_grad()
+            torch.nn.functional.mse_loss(joined(points[mine]).squeeze(1), targets[mine]).backward()
+            stepper.step()
+    return [p.detach().clone() for p in model.parameters()], before, loss_on_all()
+
+
+@pytest.mark.parametrize("name", list(all_rivals()))
+def test_two_workers_train_together(name: str) -> None:
+    reason = find(name).available()
+    if reason is not None:
+        pytest.skip(reason)
+    (first, before, after), (second, _, _) = run_processes(2, _train, name)
+    for mine, theirs in zip(first, second, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert after < 0.5 * before
