@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test check clean
+.PHONY: help demo test lab check clean
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 READY := .venv/.ready
@@ -12,8 +12,11 @@ help:  ## show this list
 demo: $(READY)  ## train a small network on 4 local workers
 	thinwire train
 
-test: $(READY)  ## run all tests
-	python -m pytest
+test: $(READY)  ## run the tests, but for those of the lab
+	python -m pytest -m "not lab"
+
+lab: $(READY)  ## run the lab's own tests: network namespaces, shaped paths, faults (a few minutes)
+	python -m pytest -m lab
 
 check: $(READY)  ## format, lint, types, imports between packages, spelling
 	ruff format --check $(CODE)
