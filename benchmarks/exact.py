@@ -1,7 +1,7 @@
 """Exact SGD: thinwire's AllReduce against torch's DDP, and what the engine costs the processor.
 
-    python -m benchmarks.exact            about 10 minutes on 2 quiet cores
-    python -m benchmarks.exact --quick    about 1 minute; shows that it works, not a result
+    python -m benchmarks.exact            about 15 minutes on 2 quiet cores
+    python -m benchmarks.exact --quick    about 2 minutes; shows that it works, not a result
 
 Part 1, speed: every worker trains the same emulated accelerator (layers that sleep like a GPU would;
 gradients that travel for real over Gloo on loopback). All contenders run in the same processes, one short
@@ -182,8 +182,9 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="few and short blocks, to see that it works")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="world sizes (default: 2 4)")
+    parser.add_argument("--turns", type=int, default=Config().turns, help="times each contender has its turn")
     arguments = parser.parse_args()
-    config, cost_config = Config(), engine_cost.Config()
+    config, cost_config = Config(turns=arguments.turns), engine_cost.Config()
     if arguments.quick:
         config = dataclasses.replace(config, turns=3, steps=2)
         cost_config = dataclasses.replace(cost_config, turns=3, steps=2)

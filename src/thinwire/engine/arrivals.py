@@ -31,6 +31,8 @@ class _Slot:
 
     name: str
     bucket: int
+    place: int
+    """Among the bucket's parameters."""
     expected: int = 0
     arrived: int = 0
 
@@ -56,7 +58,10 @@ class Arrivals:
         self._buckets = buckets
         self._listener = listener
         self._announce = announce
-        self._slots = [[_Slot(name, bucket.index) for name in bucket.names] for bucket in buckets]
+        self._slots = [
+            [_Slot(name, bucket.index, place) for place, name in enumerate(bucket.names)]
+            for bucket in buckets
+        ]
         self._missing = [0] * len(buckets)
         self._full = 0
         self._pass: weakref.ref[_Pass] | None = None
@@ -84,6 +89,8 @@ class Arrivals:
                 hint="use checkpoint(..., use_reentrant=False), or overlap='none'",
             )
         slot.arrived += 1
+        if self._counted and slot.arrived >= slot.expected:
+            self._buckets[slot.bucket].take_(slot.place)
         if self._counted and self._announce and slot.arrived == slot.expected:
             self._missing[slot.bucket] -= 1
             if self._missing[slot.bucket] == 0:
@@ -111,6 +118,8 @@ class Arrivals:
         for slots in self._slots:
             for slot in slots:
                 slot.arrived = 0
+        for bucket in self._buckets:
+            bucket.forget()
         self._missing = [len(slots) for slots in self._slots]
         self._listener.backward_begins()
 

@@ -69,6 +69,7 @@ class ParameterBucket:
         self._views = self._split(self.gradient[: self.num_parameters])
         self._weight = self.gradient[self.num_parameters : self.num_parameters + 1]
         self._used = self.gradient[self.num_parameters + 1 :]
+        self._taken: set[int] = set()
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self.parameters])
@@ -76,26 +77,42 @@ class ParameterBucket:
 
     # -- gradients --------------------------------------------------------------------------------
 
+    def forget(self) -> None:
+        """A pass begins: nothing has been taken."""
+        self._taken.clear()
+
+    def take_(self, place: int) -> None:
+        """Copy one gradient that has just arrived, while it is in the processor's cache.
+
+        On other devices one copy of them all, in `gather_`, is cheaper than one for each.
+        """
+        grad = self.parameters[place].grad
+        if self.gradient.is_cpu and grad is not None and grad.layout == torch.strided:
+            self._views[place].copy_(grad.detach())
+            self._taken.add(place)
+
     @torch.no_grad()
     def gather_(self, weight: float) -> None:
         """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
-        grads = [p.grad for p in self.parameters]
-        if any(g is None for g in grads):
-            self.gradient.zero_()
-            present = [(v, g) for v, g in zip(self._views, grads, strict=True) if g is not None]
-            views, present_grads = [v for v, _ in present], [g for _, g in present]
-            self._used.copy_(torch.tensor([float(g is not None) for g in grads]))
-        else:
-            views, present_grads = self._views, [g for g in grads if g is not None]
-            self._used.fill_(1.0)
-        for name, grad in zip(self.names, grads, strict=True):
-            if grad is not None and grad.layout != torch.strided:
-                raise UsageError(
-                    f"the gradient of {name} is sparse ({grad.layout}), which thinwire cannot send",
-                    hint="make the embedding with sparse=False",
-                )
-        if present_grads:
-            torch._foreach_copy_(views, present_grads)
+        views, grads, unused = [], [], []
+        for place, parameter in enumerate(self.parameters):
+            if (grad := parameter.grad) is None:
+                unused.append(place)
+                self._views[place].zero_()
+            elif place not in self._taken:
+                if grad.layout != torch.strided:
+                    raise UsageError(
+                        f"the gradient of {self.names[place]} is sparse ({grad.layout}), "
+                        "which thinwire cannot send",
+                        hint="make the embedding with sparse=False",
+                    )
+                views.append(self._views[place])
+                grads.append(grad)
+        if grads:
+            torch._foreach_copy_(views, grads)
+        self._used.fill_(1.0)
+        if unused:
+            self._used[unused] = 0.0
         if weight != 1.0:
             self.gradient[: self.num_parameters].mul_(weight)
         self._weight.fill_(weight)

@@ -37,7 +37,7 @@ class Reducer:
         self._buckets = buckets
         self._launcher = launcher
         self._full: set[int] = set()
-        self._tasks: list[Task] = []
+        self._tasks: list[Work] = []
 
     def backward_begins(self) -> None:
         self._full.clear()
@@ -54,14 +54,36 @@ class Reducer:
             self._send()
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
             self._launcher.wait(task)
-            bucket.scatter_(weighted=self.weighted)
+            if not bucket.gradient.is_cpu:
+                bucket.scatter_(weighted=self.weighted)
         self._launcher.receive_buffers()
         self.weight = 1.0
 
     def _send(self) -> None:
         bucket = self._buckets[len(self._tasks)]
         bucket.gather_(self.weight)
-        self._tasks.append(self._launcher.reduce(bucket))
+        task = self._launcher.reduce(bucket)
+        self._tasks.append(self._scattered(task, bucket) if bucket.gradient.is_cpu else task)
+
+    def _scattered(self, task: Task, bucket: ParameterBucket) -> Work:
+        """Ends when the gradients are back, which happens where the task ends: beside backward.
+
+        Not for other devices, where only the training thread knows the stream that backward uses.
+        """
+        work, weighted = Work(), self.weighted
+
+        def scatter() -> None:
+            try:
+                if task.error is not None:
+                    raise task.error
+                bucket.scatter_(weighted=weighted)
+            except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
+                work.fail(error)
+            else:
+                work.finish()
+
+        task.when_done(scatter)
+        return work
 
     def shadow(self) -> float:
         """Take part in the others' reduction with nothing to add; how much they counted, on average."""
