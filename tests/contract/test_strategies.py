@@ -169,3 +169,16 @@ def test_a_peer_lost_in_the_middle_raises_and_never_hangs(strategy: Strategy) ->
     lost = [error for error in errors if isinstance(error, PeerLost)]
     assert len(lost) == 2
     assert all("worker 1" in str(e) and "step 5" in str(e) and "out of luck" in str(e) for e in lost)
+
+
+def test_silent_sends_nothing_even_with_buffers() -> None:
+    def worker(wire: ThreadWire) -> int:
+        model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tw.attach(model, optimizer, tw.Silent(), process_group=wire) as link:
+            for step in range(3):
+                model(batch(step, wire.rank)[0]).sum().backward()
+                optimizer.step()
+            return link.stats.sent_bytes
+
+    assert run_threads(2, worker) == [0, 0]

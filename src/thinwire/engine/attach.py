@@ -49,7 +49,8 @@ def attach(
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a `Wire`).
         bucket_bytes: gradients travel in pieces of about this size.
-        buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local".
+        buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
+            under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
 
     >>> import torch, thinwire as tw

@@ -74,7 +74,8 @@ class Link:
         self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         self._steps = 0
         self._exposed_s = 0.0
-        self._buffers = Buffers(model, buffers, self._engine)
+        # Where replicas differ so may their buffers, and Silent must stay silent.
+        self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._engine)
         self._attached = True
         self._progress = ProgressThread("thinwire-progress")
         self._state = strategy.init(buckets, self._wire)
