@@ -31,7 +31,8 @@ class Checkpointed(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.into(x.requires_grad_())  # reentrant checkpoints want an input with a gradient
         for layer in (self.first, self.twice, self.twice, self.last):
-            h = checkpoint(layer, h, use_reentrant=self.reentrant)
+            # Workers are threads here, and torch can deadlock when several save the global random state.
+            h = checkpoint(layer, h, use_reentrant=self.reentrant, preserve_rng_state=False)
         return h
 
 
