@@ -122,7 +122,7 @@ class Link:
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size; called by all workers."""
-        self.settle()
+        self._reducer.settle()  # but not the mixer: measuring must not land exchanges early
         return replicas.consensus_distance(self._buckets, self._engine, self._wait)
 
     def state_dict(self) -> dict[str, Any]:
@@ -230,16 +230,12 @@ class Link:
             return
         try:
             self.settle()
-            self._unhook()
-            self._mixer.finish()
             self._stop_serving()
             self._leave_together()
-        except PeerError:
+        finally:
+            self._unhook()
             self._progress.stop()
             self._wire.close()
-            raise
-        self._progress.stop()
-        self._wire.close()
 
     def _leave_together(self) -> None:
         """Nobody closes its connections while others still talk."""
