@@ -21,10 +21,14 @@ from thinwire.wire.threads import ThreadWorld
 # By name: importing them only to compare would cost every user a second at the start.
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
-BUCKET_BYTES = 25 << 20
 TIMEOUT_S = 300.0
-PIECES = 32
-SMALLEST_PIECE_BYTES = 64 << 10
+BUCKETS = 24
+"""Of a model, unless its user says how large they are. Fewer leave more to wait for at the end of
+backward (or the start of forward), more cost more messages and more of the processor."""
+MOST_BUCKET_BYTES = 25 << 20
+LEAST_BUCKET_BYTES = 1 << 20
+LEAST_FORWARD_BUCKET_BYTES = 64 << 10
+"""With overlap="forward", where the layers that are needed first come last."""
 
 
 def attach(
@@ -33,7 +37,7 @@ def attach(
     strategy: Strategy,
     *,
     process_group: dist.ProcessGroup | Wire | None = None,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     buffers: BufferPolicy = "rank0",
     timeout_s: float = TIMEOUT_S,
 ) -> Link:
@@ -48,7 +52,8 @@ def attach(
         optimizer: any torch.optim optimizer over the model's parameters.
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a `Wire`).
-        bucket_bytes: gradients travel in pieces of about this size.
+        bucket_bytes: gradients travel in pieces of about this size; by default a 24th of the model, but
+            no more than 25 MiB and no less than 1 MiB (64 KiB with `overlap="forward"`).
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -63,7 +68,9 @@ def attach(
     (1, 0)
     """
     check_one_of("buffers", buffers, get_args(BufferPolicy))
-    check(bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes)
+    check(
+        bucket_bytes is None or bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes
+    )
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
     _check_model(model, optimizer, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
@@ -80,8 +87,8 @@ def attach(
         replicas.check_alike(replicas.describe(model, settings), wire, wait)
         replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        if strategy.overlap == "forward":
-            bucket_bytes = min(bucket_bytes, _piece_bytes(sum(p.nbytes for _, p in trainable)))
+        if bucket_bytes is None:
+            bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy)
         buckets = make_buckets(trainable, bucket_bytes)
         return Link(
             model,
@@ -98,10 +105,9 @@ def attach(
         raise
 
 
-def _piece_bytes(model_bytes: int) -> int:
-    """Small enough that the first layer's gradients need not wait long behind others; large enough
-    that messages do not become latency only."""
-    return max(model_bytes // PIECES, SMALLEST_PIECE_BYTES)
+def _usual_bucket_bytes(model_bytes: int, strategy: Strategy) -> int:
+    least = LEAST_FORWARD_BUCKET_BYTES if strategy.overlap == "forward" else LEAST_BUCKET_BYTES
+    return min(max(model_bytes // BUCKETS, least), MOST_BUCKET_BYTES)
 
 
 def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:

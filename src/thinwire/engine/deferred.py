@@ -277,5 +277,6 @@ class Deferred:
 
 
 def _cut(bucket: ParameterBucket, piece_bytes: int) -> list[Piece]:
-    size = max(1, piece_bytes // bucket.gradient.element_size())
-    return [Piece(bucket.index, part) for part in bucket.gradient.split(size)]
+    """Equal pieces of about this size: a short one at the end would cost as much to send."""
+    count = max(1, round(bucket.gradient.nbytes / piece_bytes))
+    return [Piece(bucket.index, part) for part in bucket.gradient.tensor_split(count)]
