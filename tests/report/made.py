@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -36,6 +37,16 @@ SYSTEMS: list[tuple[str, Literal["ceiling", "ours", "rival"], float, float]] = [
 ]
 
 
+@dataclass
+class Clock:
+    """Stands until it is set."""
+
+    now: float
+
+    def read(self) -> float:
+        return self.now
+
+
 def make_run(
     folder: Path,
     *,
@@ -48,22 +59,26 @@ def make_run(
     more: Mapping[str, object] | None = None,
 ) -> Path:
     """A run on as many workers as there are speeds; the others wait for the slowest."""
-    config = {"recipe": "digits-cnn", "strategy": strategy, "settings": dict(settings or {})}
+    config: dict[str, object] = {"recipe": "digits-cnn", "strategy": strategy, "settings": settings or {}}
     config |= {"workers": len(speeds), "epochs": 5, "batch_size": 16, "seed": 0, **(more or {})}
     folder.mkdir(parents=True)
     facts = {"config": config, "versions": {"torch": "2.13"}, "platform": "Linux", "cores": 2}
     (folder / "config.json").write_text(json.dumps(facts))
     step_s = 0.01 / min(speeds) / (1 - exposed_share)
     for rank, speed in enumerate(speeds):
-        now = [BEGAN + rank / 10]
-        with EventWriter(folder, rank, clock=lambda now=now: now[0]) as writer:
+        clock = Clock(BEGAN + rank / 10)
+        with EventWriter(folder, rank, clock=clock.read) as writer:
             writer.write(
                 RunStarted(
-                    config=config, versions={"torch": "2.13"}, host=f"h{rank}", pid=rank, world_size=len(speeds)
+                    config=config,
+                    versions={"torch": "2.13"},
+                    host=f"h{rank}",
+                    pid=rank,
+                    world_size=len(speeds),
                 )
             )
             for record in _training(rank, steps, step_s, 0.01 / speed):
-                now[0] = BEGAN + 1 + record.train_s + rank / 1000
+                clock.now = BEGAN + 1 + record.train_s + rank / 1000
                 writer.write(record)
             for last in _last_words(rank, config, steps, step_s, 0.01 / speed, end):
                 writer.write(last)
@@ -90,7 +105,12 @@ def _training(rank: int, steps: int, step_s: float, compute_s: float) -> list[Pr
             value = 1 - math.exp(-step / 22)
             records.append(
                 Evaluated(
-                    step=step, epoch=step // 20, metric="accuracy", value=value, loss=0.1, train_s=step_s * step
+                    step=step,
+                    epoch=step // 20,
+                    metric="accuracy",
+                    value=value,
+                    loss=0.1,
+                    train_s=step_s * step,
                 )
             )
     return records

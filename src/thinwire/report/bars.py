@@ -16,8 +16,10 @@ def bar_plot(name: str, title: str, about: str, caption: str, rows: Sequence[str
     """Axes for one bar per row, the first on top."""
     from matplotlib.ticker import MaxNLocator
 
-    plot = new_plot(name, title, about, caption, height_inches=0.75 + 0.29 * max(len(rows), 2))
-    plot.axes.set_yticks(range(len(rows)), [wrapped(row) for row in rows], color=INK)
+    labels = [wrapped(row) for row in rows]
+    row_inches = max(0.29, 0.14 * max(label.count("\n") + 1 for label in labels) + 0.06)
+    plot = new_plot(name, title, about, caption, height_inches=0.75 + row_inches * max(len(rows), 2))
+    plot.axes.set_yticks(range(len(rows)), labels, color=INK)
     plot.axes.set_ylim(len(rows) - 0.45, -0.55)
     plot.axes.tick_params(axis="y", length=0)
     plot.axes.spines["left"].set_visible(False)

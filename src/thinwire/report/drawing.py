@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES = 4.7
 PNG_DPI = 170
-LONG_LABEL = 18
-"""Characters from which on a label takes two lines."""
+LONGEST_LINE = 18
+"""Characters in a line of a label."""
 LINE_SHARE = 0.045
 """Height of a line of text, of the axes."""
 _STYLE: Any = {
@@ -31,6 +32,7 @@ _STYLE: Any = {
     "svg.hashsalt": "thinwire",  # the same events give the same bytes
     "font.family": "DejaVu Sans",  # comes with matplotlib, and is wide: other fonts fit where it fits
     "font.size": 8.5,
+    "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "text.color": INK,
     "axes.edgecolor": MUTED,
     "axes.labelcolor": MUTED,
@@ -89,7 +91,8 @@ def style() -> Iterator[None]:
     """Within, figures look like ours; nothing outside is changed."""
     import matplotlib
 
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")  # a browser has more fonts
         yield
 
 
@@ -102,17 +105,17 @@ def new_plot(name: str, title: str, about: str, caption: str, *, height_inches: 
 
 
 def wrapped(label: str) -> str:
-    """A name on two lines if it is long.
+    """A name on as many lines as it needs, broken where its parts end.
 
-    >>> wrapped("all-reduce:overlap=forward")
-    'all-reduce:\\noverlap=forward'
+    >>> wrapped("all-reduce:overlap=forward, 2 workers")
+    'all-reduce:\\noverlap=forward,\\n2 workers'
     """
-    if len(label) <= LONG_LABEL:
-        return label
-    for separator in (":", ", ", " "):
-        if separator in label:
-            return label.replace(separator, separator.rstrip() + "\n", 1)
-    return label
+    lines = [""]
+    for part in filter(None, re.findall(r"\(?[^:,(]*[:,]?\s*", label)):
+        if lines[-1] and len((lines[-1] + part).rstrip()) > LONGEST_LINE:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:

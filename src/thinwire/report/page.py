@@ -11,9 +11,9 @@ from thinwire.report.drawing import Plot
 from thinwire.report.facts import as_date, what_was_run
 from thinwire.report.looks import variables
 from thinwire.report.markup import Html, facts, join, tag
-from thinwire.report.numbers import key_numbers
-from thinwire.report.subject import Subject, Training
+from thinwire.report.subject import NamedRun, Subject
 from thinwire.report.tables import run_table, step_tables, worker_table
+from thinwire.report.tiles import key_numbers
 from thinwire.report.timings import headline
 from thinwire.report.verdict import verdict
 from thinwire.units import count
@@ -137,7 +137,7 @@ def _tables(subject: Subject) -> list[Html]:
     return parts
 
 
-def _workers(trainings: Sequence[Training]) -> Html:
+def _workers(trainings: Sequence[NamedRun]) -> Html:
     if not trainings:
         return Html()
     if len(trainings) == 1:
@@ -146,7 +146,7 @@ def _workers(trainings: Sequence[Training]) -> Html:
     return section("Workers", *folded, name="workers")
 
 
-def _failures(trainings: Sequence[Training]) -> Html:
+def _failures(trainings: Sequence[NamedRun]) -> Html:
     items = []
     for training in trainings:
         for event in training.run.failures:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from thinwire.report.bars import THICK, at_end, bar_plot
 from thinwire.report.drawing import Plot, end_labels, new_plot
 from thinwire.report.looks import COMPUTE, DASHES, INK, MUTED, Look
-from thinwire.report.runs import Point, Run, Worker
+from thinwire.report.runs import Point, Run, Worker, seconds_of
 from thinwire.report.step_plots import Looks
-from thinwire.report.subject import Training
+from thinwire.report.subject import NamedRun
 from thinwire.report.target import target_of
 from thinwire.report.words import slug
 from thinwire.units import as_metric, as_percent, as_seconds
@@ -22,7 +22,7 @@ LOG_FROM = 20.0
 """Losses that span more than this are drawn on a log scale."""
 
 
-def run_plots(trainings: Sequence[Training], looks: Looks) -> list[Plot]:
+def run_plots(trainings: Sequence[NamedRun], looks: Looks) -> list[Plot]:
     """Loss and metric of the trainings of one recipe; those without any record are left out."""
     plots = []
     if any(training.run.losses() for training in trainings):
@@ -39,15 +39,15 @@ def thinned(points: Sequence[Point]) -> list[Point]:
     return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
 
 
-def loss_curves(trainings: Sequence[Training], looks: Looks) -> Plot:
+def loss_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
     """Training loss against seconds."""
-    run = trainings[0].run
+    run, seconds = trainings[0].run, _seconds(trainings)
     curves = [thinned(training.run.losses()) for training in trainings]
     positive = [y for curve in curves for _, y in curve if y > 0]
     log = bool(positive) and max(positive) > LOG_FROM * min(positive)
     plot = new_plot(
         slug("loss", run.recipe),
-        f"Training loss against {run.seconds}",
+        f"Training loss against {seconds}",
         run.recipe,
         "Mean over workers. Seconds of training: evaluation is left out.",
     )
@@ -62,14 +62,14 @@ def loss_curves(trainings: Sequence[Training], looks: Looks) -> Plot:
     return plot
 
 
-def metric_curves(trainings: Sequence[Training], looks: Looks) -> Plot:
+def metric_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
     """The test metric against seconds, with the target."""
-    run = trainings[0].run
+    run, seconds = trainings[0].run, _seconds(trainings)
     curves = [training.run.values() for training in trainings]
     metric = next(t.run.evaluated[0].metric for t in trainings if t.run.evaluated)
     plot = new_plot(
         slug("metric", run.recipe),
-        f"Test {metric} against {run.seconds}",
+        f"Test {metric} against {seconds}",
         run.recipe,
         "On the test data, over all workers. Thin line: the recipe's target.",
     )
@@ -87,7 +87,7 @@ def metric_curves(trainings: Sequence[Training], looks: Looks) -> Plot:
 
 
 def _curves(
-    plot: Plot, trainings: Sequence[Training], curves: Sequence[Sequence[Point]], looks: Looks
+    plot: Plot, trainings: Sequence[NamedRun], curves: Sequence[Sequence[Point]], looks: Looks
 ) -> None:
     drawn: dict[str, int] = {}
     for training, curve in zip(trainings, curves, strict=True):
@@ -106,8 +106,12 @@ def _curves(
         )
         plot.tip(line, training.label)
     plot.axes.set_xlim(left=0)
-    plot.axes.set_xlabel(f"{trainings[0].run.seconds} of training")
+    plot.axes.set_xlabel(f"{_seconds(trainings)} of training")
     plot.axes.grid(axis="y")
+
+
+def _seconds(trainings: Sequence[NamedRun]) -> str:
+    return seconds_of(training.run for training in trainings)
 
 
 def _marker(look: Look) -> str:
@@ -116,7 +120,7 @@ def _marker(look: Look) -> str:
 
 def _finish(
     plot: Plot,
-    trainings: Sequence[Training],
+    trainings: Sequence[NamedRun],
     curves: Sequence[Sequence[Point]],
     looks: Looks,
     extra: Sequence[tuple[float, str, str]] = (),
@@ -138,7 +142,7 @@ def slowest(run: Run) -> list[Worker]:
     return sorted(longest[:MOST_WORKERS], key=lambda w: w.rank)
 
 
-def worker_bars(training: Training, looks: Looks) -> list[Plot]:
+def worker_bars(training: NamedRun, looks: Looks) -> list[Plot]:
     """How each worker's training seconds were spent; nothing before the first progress."""
     run, workers = training.run, [w for w in slowest(training.run) if w.train_s > 0]
     if not workers:

@@ -7,28 +7,31 @@ from collections.abc import Mapping, Sequence
 from thinwire.report.bars import THICK, at_end, bar_plot, whisker
 from thinwire.report.drawing import Plot, end_labels, new_plot
 from thinwire.report.looks import COMPUTE, INK, Look
-from thinwire.report.timings import Cell, Timing, cells, ran
+from thinwire.report.timings import Cell, Timing, cells, headline, ran
 from thinwire.report.words import net_words, place, slug
 from thinwire.units import as_bytes, as_percent, as_rate, as_seconds
 
 Looks = Mapping[str, Look]
 
 
-def step_plots(found: Sequence[Timing], at: Cell, looks: Looks) -> list[Plot]:
-    """All plots of step times: efficiency of every net and rate, the rest for as many workers as `at` has."""
+def step_plots(found: Sequence[Timing], looks: Looks) -> list[Plot]:
+    """Efficiency for every net and rate; step time and bytes for as many workers as the headline has."""
+    measured = ran(found)
     plots = []
-    known = cells(ran(found))
-    for net, rate in dict.fromkeys((cell.net, cell.rate_bits_per_s) for cell in known):
-        here = [t for t in ran(found) if (t.cell.net, t.cell.rate_bits_per_s) == (net, rate)]
+    for net, rate in dict.fromkeys((cell.net, cell.rate_bits_per_s) for cell in cells(measured)):
+        here = [t for t in measured if (t.cell.net, t.cell.rate_bits_per_s) == (net, rate)]
         if any(t.efficiency is not None and t.family != "ceiling" for t in here):
             plots.append(efficiency(here, looks))
-    plots += [step_bars(ran(found, cell), looks) for cell in known if cell.workers == at.workers]
-    for net in dict.fromkeys(cell.net for cell in known):
-        of_net = [cell for cell in known if cell.net == net and cell.workers == at.workers]
-        if of_net:
-            cell = next((c for c in of_net if c.rate_bits_per_s == at.rate_bits_per_s), of_net[0])
-            plots += byte_bars(ran(found, cell), looks)
-    return plots
+    steps, sizes = [], []
+    for net in dict.fromkeys(timing.cell.net for timing in measured):
+        of_net = [timing for timing in measured if timing.cell.net == net]
+        at = headline(of_net)
+        assert at is not None
+        same_size = [cell for cell in cells(of_net) if cell.workers == at.workers]
+        compared = [cell for cell in same_size if len(ran(of_net, cell)) > 1]
+        steps += [step_bars(ran(of_net, cell), looks) for cell in compared]
+        sizes += byte_bars(ran(of_net, at), looks) if at in compared else []
+    return [*plots, *steps, *sizes]
 
 
 def _name(kind: str, cell: Cell, *, workers: bool = True) -> str:
@@ -39,9 +42,10 @@ def _name(kind: str, cell: Cell, *, workers: bool = True) -> str:
 def efficiency(here: Sequence[Timing], looks: Looks) -> Plot:
     """Efficiency against workers, for one net and rate."""
     cell = here[0].cell
-    worker_counts = sorted({timing.cell.workers for timing in here})
+    shown = [timing for timing in here if timing.efficiency is not None and timing.family != "ceiling"]
+    worker_counts = sorted({timing.cell.workers for timing in shown})
     if len(worker_counts) == 1:
-        return _efficiency_bars(here, looks)
+        return _efficiency_bars(shown, looks)
     plot = new_plot(
         _name("efficiency", cell, workers=False),
         "Efficiency against workers",
@@ -49,11 +53,9 @@ def efficiency(here: Sequence[Timing], looks: Looks) -> Plot:
         "Step time of the ceiling, which sends nothing, over the step time measured; median and quartiles.",
     )
     axes, ends = plot.axes, []
-    for system in dict.fromkeys(timing.system for timing in here):
-        line = sorted((t for t in here if t.system == system), key=lambda t: t.cell.workers)
+    for system in dict.fromkeys(timing.system for timing in shown):
+        line = sorted((t for t in shown if t.system == system), key=lambda t: t.cell.workers)
         points = [(worker_counts.index(t.cell.workers), t.efficiency, t) for t in line if t.efficiency]
-        if not points or line[0].family == "ceiling":
-            continue
         look, where = looks[system], [x for x, _, _ in points]
         axes.plot(where, [e.median for _, e, _ in points], color=look.colour, linewidth=look.width)
         for x, e, timing in points:
@@ -64,7 +66,7 @@ def efficiency(here: Sequence[Timing], looks: Looks) -> Plot:
     axes.axhline(1.0, color=INK, linewidth=0.9)
     axes.set_xticks(range(len(worker_counts)), [str(workers) for workers in worker_counts])
     axes.set_xlim(-0.15, len(worker_counts) - 0.85)
-    axes.set_ylim(0, max([1.05, *(1.05 * t.efficiency.high for t in here if t.efficiency)]))
+    axes.set_ylim(0, max([1.05, *(1.05 * t.efficiency.high for t in shown if t.efficiency)]))
     axes.set_xlabel("workers")
     axes.yaxis.set_major_formatter(lambda share, _: f"{share:.0%}")
     axes.grid(axis="y")
@@ -72,12 +74,11 @@ def efficiency(here: Sequence[Timing], looks: Looks) -> Plot:
     return plot
 
 
-def _efficiency_bars(here: Sequence[Timing], looks: Looks) -> Plot:
-    shown = [t for t in here if t.efficiency is not None and t.family != "ceiling"]
+def _efficiency_bars(shown: Sequence[Timing], looks: Looks) -> Plot:
     plot = bar_plot(
-        _name("efficiency", here[0].cell),
+        _name("efficiency", shown[0].cell),
         "Efficiency",
-        place(here[0].cell),
+        place(shown[0].cell),
         "Step time of the ceiling, which sends nothing, over the step time measured; median and quartiles.",
         [t.system for t in shown],
     )

@@ -9,7 +9,8 @@ from typing import Any
 
 from thinwire.errors import DataError
 from thinwire.events import FOLDER, EventReader, StepTimed
-from thinwire.report.runs import Run, make_run, read_json
+from thinwire.report.reading import make_run, read_json
+from thinwire.report.runs import Run
 from thinwire.report.timings import FAMILIES, Cell, Family, Spread, Timing, timings
 from thinwire.units import count
 
@@ -17,14 +18,14 @@ BENCH = "bench.json"
 RUNS = "runs"
 """Where a benchmark keeps its trainings."""
 CEILING = "silent"
-NAMED = ("workers", "seed", "epochs")
+NAMED = ("workers", "seed", "epochs", "clock")
 """What tells two runs of the same system apart."""
 PART_OF_SYSTEM = ("batch_size", "device")
 """What makes it another system, beside the settings of the strategy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Training:
+class NamedRun:
     """A run with its place among others."""
 
     run: Run
@@ -45,7 +46,7 @@ class Subject:
     blocks: tuple[StepTimed, ...] = ()
     timings: tuple[Timing, ...] = ()
     """Of the benchmark, or of the runs where there is none."""
-    trainings: tuple[Training, ...] = ()
+    trainings: tuple[NamedRun, ...] = ()
     skipped: int = 0
     """Lines of event files that could not be read."""
     notes: tuple[str, ...] = ()
@@ -56,7 +57,7 @@ class Subject:
         """Whether steps were timed on purpose, not only in passing."""
         return bool(self.blocks)
 
-    def of_recipe(self, recipe: str) -> list[Training]:
+    def of_recipe(self, recipe: str) -> list[NamedRun]:
         """The runs that can be compared with each other."""
         return [training for training in self.trainings if training.run.recipe == recipe]
 
@@ -121,7 +122,7 @@ def _nothing(skipped: int) -> str:
     return f"there are no events ({FOLDER}/worker-*.jsonl)"
 
 
-def name_runs(runs: Sequence[Run], families: Mapping[str, Family]) -> Iterable[Training]:
+def name_runs(runs: Sequence[Run], families: Mapping[str, Family]) -> Iterable[NamedRun]:
     """Give each run the shortest name that tells it apart from the others of its recipe."""
     for run in runs:
         peers = [other for other in runs if other.recipe == run.recipe]
@@ -133,7 +134,7 @@ def name_runs(runs: Sequence[Run], families: Mapping[str, Family]) -> Iterable[T
         ]
         label = ", ".join([system, *rest])
         twins = [other for other in peers if other is not run and _same(other, run)]
-        yield Training(
+        yield NamedRun(
             run=run,
             system=system,
             family=families.get(system, "ceiling" if run.strategy == CEILING else "ours"),
@@ -176,9 +177,9 @@ def _words(name: str, value: object) -> str:
     return count(value, "worker") if name == "workers" and isinstance(value, int) else f"{name}={value}"
 
 
-def timings_of(trainings: Sequence[Training]) -> list[Timing]:
+def timings_of(trainings: Sequence[NamedRun]) -> list[Timing]:
     """The steps of whole runs, spread over runs of the same system; efficiency where the ceiling ran too."""
-    groups: dict[tuple[str, Cell], list[Training]] = {}
+    groups: dict[tuple[str, Cell], list[NamedRun]] = {}
     for training in trainings:
         if training.run.step_s > 0:
             cell = Cell(training.run.recipe, None, training.run.world_size)
@@ -204,7 +205,7 @@ def timings_of(trainings: Sequence[Training]) -> list[Timing]:
     ]
 
 
-def _efficiency(group: Sequence[Training], ceiling_s: float | None) -> Spread | None:
+def _efficiency(group: Sequence[NamedRun], ceiling_s: float | None) -> Spread | None:
     return None if ceiling_s is None else Spread.of([ceiling_s / t.run.step_s for t in group])
 
 

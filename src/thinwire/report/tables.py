@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from thinwire.report.markup import Html, table, tag
 from thinwire.report.run_plots import MOST_WORKERS, slowest
-from thinwire.report.runs import Run
-from thinwire.report.subject import Training, timings_of
+from thinwire.report.runs import Run, seconds_of
+from thinwire.report.subject import NamedRun, timings_of
 from thinwire.report.target import target_of
 from thinwire.report.timings import Cell, Spread, Timing, cells
 from thinwire.report.words import place
@@ -57,12 +57,12 @@ def _spread_s(spread: Spread) -> str:
     return f"{as_seconds(spread.median)} [{as_seconds(spread.low)}, {as_seconds(spread.high)}]"
 
 
-def run_table(trainings: Sequence[Training]) -> Html:
+def run_table(trainings: Sequence[NamedRun]) -> Html:
     """The runs of one recipe."""
     efficiencies = {(t.system, t.cell.workers): t.efficiency for t in timings_of(trainings)}
     target = target_of(training.run for training in trainings)
     metric = next((t.run.evaluated[-1].metric for t in trainings if t.run.evaluated), "value")
-    unit = trainings[0].run.seconds
+    unit = seconds_of(training.run for training in trainings)
     head = ["run", "workers", metric, f"{unit} to target", f"{unit} of training", "samples/s", "efficiency"]
     head += ["exposed", "sent per step", "state"]
     rows = []

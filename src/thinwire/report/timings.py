@@ -134,8 +134,8 @@ def cells(found: Iterable[Timing]) -> list[Cell]:
 
 
 def headline(found: Sequence[Timing]) -> Cell | None:
-    """The cell a page speaks of first: the first net, its middle rate, the most workers that the processors
-    of this machine could carry."""
+    """The cell a page speaks of first: the first net, its middle rate, and where most systems ran; of equal
+    ones the most workers that the processors of this machine could carry."""
     known = cells(ran(found))
     if not known:
         return None
@@ -143,7 +143,8 @@ def headline(found: Sequence[Timing]) -> Cell | None:
     rates = list(dict.fromkeys(cell.rate_bits_per_s for cell in of_net))
     at_rate = [cell for cell in of_net if cell.rate_bits_per_s == rates[len(rates) // 2]]
     full = {timing.cell for timing in found if timing.processor_full}
-    return ([cell for cell in at_rate if cell not in full] or at_rate)[-1]
+    carried = [cell for cell in at_rate if cell not in full] or at_rate
+    return max(carried, key=lambda cell: (len(ran(found, cell)), cell.workers))
 
 
 def best_of_ours(found: Sequence[Timing]) -> str | None:

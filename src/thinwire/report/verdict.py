@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from thinwire.events import Failed
-from thinwire.report.runs import Run
-from thinwire.report.subject import Subject, Training
+from thinwire.report.runs import Run, seconds_of
+from thinwire.report.subject import NamedRun, Subject
 from thinwire.report.target import target_of
 from thinwire.report.timings import REFERENCE, Timing, best_of_ours, headline, ran, speedups
 from thinwire.report.words import net_words, place
@@ -35,7 +35,8 @@ def _bench(found: Sequence[Timing]) -> str:
     words = f"At {network}{count(at.workers, 'worker')} ({net_words(at.net)}), {ours} took "
     words += f"{as_seconds(own.median_s)} per step"
     if REFERENCE in here:
-        words += f", {_against(own, here[REFERENCE])}"
+        other_s = here[REFERENCE].median_s
+        words += f", {_against(own.median_s, other_s, f'{REFERENCE} ({as_seconds(other_s)})')}"
     if own.efficiency is not None:
         words += f", with {as_percent(own.efficiency.median)} of the ceiling's speed"
     sentences = [words + "."]
@@ -52,16 +53,13 @@ def _bench(found: Sequence[Timing]) -> str:
     return " ".join(sentences)
 
 
-def _against(own: Timing, other: Timing) -> str:
-    """One system's step time beside another's; a difference within 2 % is none."""
-    ratio = other.median_s / own.median_s
-    theirs = f"{other.system} ({as_seconds(other.median_s)})"
-    if abs(ratio - 1) < 0.02:
-        return f"as fast as {theirs}"
-    return f"{as_ratio(ratio)} as fast as {theirs}"
+def _against(own_s: float, other_s: float, other: str) -> str:
+    """How fast something was, beside another; a difference within 2 % is none."""
+    ratio = other_s / max(own_s, 1e-9)
+    return f"as fast as {other}" if abs(ratio - 1) < 0.02 else f"{as_ratio(ratio)} as fast as {other}"
 
 
-def _one(training: Training) -> str:
+def _one(training: NamedRun) -> str:
     run = training.run
     who = f"{run.recipe} on {count(run.world_size, 'worker')} with {training.system}"
     waited = f"{as_percent(run.exposed_share)} of the training time went into waiting for the wire"
@@ -89,13 +87,13 @@ def _cause(run: Run) -> str:
     return f"{words}." if words.startswith("worker ") else f"worker {first.rank}: {words}."
 
 
-def _several(trainings: Sequence[Training]) -> str:
+def _several(trainings: Sequence[NamedRun]) -> str:
     """Who reached the target first, and who next; the ceiling, which trains worse, does not count."""
-    recipe, unit = trainings[0].run.recipe, trainings[0].run.seconds
+    recipe, unit = trainings[0].run.recipe, seconds_of(training.run for training in trainings)
     target = target_of(training.run for training in trainings)
     unfinished = [t for t in trainings if t.run.state != "finished"]
     tail = f" {count(len(unfinished), 'run')} of {len(trainings)} did not finish." if unfinished else ""
-    competing = [t for t in trainings if t.family != "ceiling"]
+    competing = [t for t in trainings if t.family != "ceiling"] or trainings
     times = [(s, t.label) for t in competing if target and (s := target.seconds(t.run)) is not None]
     if target is None or not times:
         return f"{recipe}: none of {count(len(competing), 'run')} reached its target.{tail}"
@@ -104,5 +102,5 @@ def _several(trainings: Sequence[Training]) -> str:
     words = f"{recipe}: {first} reached {goal} first, after {three_digits(first_s)} {unit} of training"
     if rest:
         next_s, second = rest[0]
-        words += f", {as_ratio(next_s / max(first_s, 1e-9))} as fast as {second} ({three_digits(next_s)})"
+        words += f", {_against(first_s, next_s, f'{second} ({three_digits(next_s)})')}"
     return f"{words}.{tail}"

@@ -15,8 +15,8 @@ from thinwire.report.page import notices, page
 from thinwire.report.run_plots import run_plots, worker_bars
 from thinwire.report.step_plots import step_plots
 from thinwire.report.subject import Subject, read_subject
-from thinwire.report.timings import headline
 from thinwire.report.verdict import verdict
+from thinwire.units import count
 
 PAGE = "report.html"
 PLOTS = "plots"
@@ -38,12 +38,10 @@ def write_report(folder: Path, progress: Callable[[str], object] = lambda words:
     subject = read_subject(folder)
     try:
         (folder / PLOTS).mkdir(exist_ok=True)
-        drawn = []
         with drawing.style():
             plots = _plots(subject)
-            for number, plot in enumerate(plots, 1):
-                progress(f"plot {number} of {len(plots)}: {plot.title}, {plot.about}")
-                drawn.append((plot, drawing.save(plot, folder / PLOTS)))
+            progress(f"drawing {count(len(plots), 'plot')} into {folder / PLOTS}")
+            drawn = [(plot, drawing.save(plot, folder / PLOTS)) for plot in plots]
         (folder / PAGE).write_text(page(subject, drawn), encoding="utf-8")
     except OSError as error:
         raise DataError(f"the report cannot be written into {folder}: {error.strerror}") from error
@@ -53,9 +51,7 @@ def write_report(folder: Path, progress: Callable[[str], object] = lambda words:
 
 def _plots(subject: Subject) -> list[Plot]:
     systems = _looks(subject)
-    at = headline(subject.timings)
-    several = len(subject.timings) > 1
-    steps = step_plots(subject.timings, at, systems) if at is not None and several else []
+    steps = step_plots(subject.timings, systems)
     curves = [plot for recipe in subject.recipes for plot in run_plots(subject.of_recipe(recipe), systems)]
     plots = [*steps, *curves] if subject.is_bench else [*curves, *steps]
     if len(subject.trainings) == 1 and not subject.is_bench:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from thinwire.report.runs import Run
-from thinwire.report.subject import Subject, Training
+from thinwire.report.runs import Run, seconds_of
+from thinwire.report.subject import NamedRun, Subject
 from thinwire.report.target import target_of
 from thinwire.report.timings import REFERENCE, Timing, best_of_ours, headline, ran, speedups
 from thinwire.report.words import place
@@ -65,20 +65,19 @@ def _run(run: Run) -> Numbers:
     ]
 
 
-def _compared(trainings: Sequence[Training]) -> Numbers:
+def _compared(trainings: Sequence[NamedRun]) -> Numbers:
     numbers: Numbers = []
-    recipe, unit = trainings[0].run.recipe, trainings[0].run.seconds
+    recipe, unit = trainings[0].run.recipe, seconds_of(training.run for training in trainings)
     target = target_of(training.run for training in trainings)
-    competing = [training for training in trainings if training.family != "ceiling"]
+    competing = [training for training in trainings if training.family != "ceiling"] or trainings
     if target is not None:
         times = [(s, t.label) for t in competing if (s := target.seconds(t.run)) is not None]
         if times:
             seconds, label = min(times)
             numbers.append(("first at target", f"{three_digits(seconds)} s", f"{label}, {recipe} ({unit})"))
-    if competing:
-        fastest = max(competing, key=lambda training: training.run.samples_per_s)
-        speed = f"{fastest.run.samples_per_s:,.0f}"
-        numbers.append(("most samples/s", speed, f"{fastest.label}, {recipe}"))
-        least = min(competing, key=lambda training: training.run.exposed_share)
-        numbers.append(("least exposed", as_percent(least.run.exposed_share), f"{least.label}, {recipe}"))
+    fastest = max(competing, key=lambda training: training.run.samples_per_s)
+    speed = f"{fastest.run.samples_per_s:,.0f}"
+    numbers.append(("most samples/s", speed, f"{fastest.label}, {recipe}"))
+    least = min(competing, key=lambda training: training.run.exposed_share)
+    numbers.append(("least exposed", as_percent(least.run.exposed_share), f"{least.label}, {recipe}"))
     return numbers
