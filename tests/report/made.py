@@ -171,7 +171,9 @@ def make_bench(
 ) -> Path:
     """A benchmark whose times follow from arithmetic, with a little scatter; one rival is not installed."""
     folder.mkdir(parents=True)
-    facts = {"config": {"turns": turns}, "versions": {"torch": "2.13"}, "hardware": {"cores": 2}}
+    study = {"recipe": "digits-cnn", "workers": 2, "rate_bits_per_s": 50e6}
+    begin = {"torch": "2.13", "cores": 2, "commit": "0123456789abcdef", "load_average": [0.5, 0.4, 0.3]}
+    facts = {"config": {"turns": turns, "studies": [study]}, "begin": begin, "end": {"load_average": [1.5]}}
     (folder / "bench.json").write_text(json.dumps(facts))
     with EventWriter(folder, 0, clock=lambda: BEGAN) as writer:
         for net in nets:

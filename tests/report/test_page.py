@@ -138,6 +138,8 @@ def test_a_benchmark(tmp_path: Path) -> None:
     assert sections(page) == ["run", "numbers", "plots", "steps", "trainings", "workers", "data"]
     assert page.tags["svg"] == 4 + 4 + 2 + 2
     assert "Compute was emulated" in page.text
+    assert "training digits-cnn 2 workers at 50 Mbit/s" in page.text
+    assert "code 0123456789ab hardware 2 cores load before 0.5, after 1.5" in page.text
     assert page.text.count("not installed: pip install 'thinwire[rivals]'") == 1 + 8
     assert "Efficiency against workers" in page.text
 

@@ -65,7 +65,7 @@ def _common(run: Run, all_runs: list[Run] | None = None) -> Rows:
 
 
 def _machine(facts: Mapping[str, Any]) -> str:
-    parts = [str(facts[name]) for name in ("processor", "platform") if facts.get(name)]
+    parts = [str(facts[name]) for name in ("processor", "platform", "kernel") if facts.get(name)]
     cores = [count(facts["cores"], "core")] if isinstance(facts.get("cores"), int) else []
     return ", ".join([*parts, *cores])
 
@@ -82,8 +82,48 @@ def _bench(subject: Subject) -> Rows:
         ("network", ", ".join([*shaped, *(["loopback, no rate applies"] if None in rates else [])])),
         ("turns", f"{len(turns)}, interleaved; medians with quartiles" if turns else "none"),
     ]
-    told = {name: flat(value) for name, value in subject.facts.items() if name != "config"}
-    return [*rows, *((name.replace("_", " "), text) for name, text in told.items() if text)]
+    return [*rows, *_studies(subject.facts), *_provenance(subject.facts)]
+
+
+def _studies(facts: Mapping[str, Any]) -> Rows:
+    """At which rate the trainings of a benchmark ran, which their own folders do not say."""
+    rows: Rows = []
+    for study in _list(_mapping(facts.get("config")).get("studies")):
+        known = _mapping(study)
+        if isinstance(known.get("rate_bits_per_s"), float) and isinstance(known.get("workers"), int):
+            where = f"{count(known['workers'], 'worker')} at {as_rate(known['rate_bits_per_s'])}"
+            rows.append((f"training {known.get('recipe')}", where))
+    return rows
+
+
+def _provenance(facts: Mapping[str, Any]) -> Rows:
+    """Code, versions, hardware, and how busy the machine was before and after."""
+    begin, end = _mapping(facts.get("begin")), _mapping(facts.get("end"))
+    versions = [f"{name} {begin[name]}" for name in ("python", "thinwire", "torch", "numpy") if name in begin]
+    changed = len(_list(begin.get("changed_files")))
+    commit = str(begin.get("commit", ""))[:12] + (f" and {count(changed, 'changed file')}" if changed else "")
+    loads = [
+        f"{when} {load[0]:.1f}"
+        for when, told in (("before", begin), ("after", end))
+        if (load := _list(told.get("load_average")))
+    ]
+    rows = [
+        ("versions", ", ".join(versions)),
+        ("code", commit if begin.get("commit") else ""),
+        ("hardware", _machine(begin)),
+        ("load", ", ".join(loads)),
+        ("time", " to ".join(str(p["time"]) for p in (begin, end) if "time" in p)),
+        ("command", " ".join(map(str, _list(begin.get("command"))))),
+    ]
+    return [(name, words) for name, words in rows if words]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _compute(subject: Subject) -> str:
@@ -91,19 +131,6 @@ def _compute(subject: Subject) -> str:
     if emulated == {True}:
         return "emulated: layers wait as long as an accelerator would take; bytes are real"
     return "real" if emulated == {False} else "emulated for some nets, real for others"
-
-
-def flat(value: object) -> str:
-    """A fact of any shape on one line.
-
-    >>> flat({"torch": "2.13", "cores": 2, "flags": ["a", "b"]})
-    'torch 2.13, cores 2, flags a b'
-    """
-    if isinstance(value, Mapping):
-        return ", ".join(f"{name} {flat(inner)}" for name, inner in value.items() if flat(inner))
-    if isinstance(value, list | tuple):
-        return " ".join(flat(inner) for inner in value)
-    return "" if value is None else str(value)
 
 
 def as_date(at: float) -> str:

@@ -37,7 +37,7 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     "rival-3": ("#76889b", "#6f8196"),
     "rival-4": ("#5f7558", "#a6b8a0"),
     "rival-5": ("#96758a", "#a8899a"),
-    "rival-6": ("#434b55", "#c2cbd6"),
+    "rival-6": ("#4f7386", "#8fb4c9"),
     "rival-7": ("#837a55", "#a89c74"),
     "rival-8": ("#6f6384", "#b3a8c4"),
 }

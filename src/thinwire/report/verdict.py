@@ -16,11 +16,10 @@ from thinwire.units import as_metric, as_percent, as_rate, as_ratio, as_seconds,
 
 def verdict(subject: Subject) -> str:
     """What came out."""
-    if subject.is_bench:
-        return _bench(subject.timings)
-    if len(subject.trainings) == 1:
+    if len(subject.trainings) == 1 and not subject.is_bench:
         return _one(subject.trainings[0])
-    return " ".join(_several(subject.of_recipe(recipe)) for recipe in subject.recipes)
+    steps = [_bench(subject.timings)] if subject.is_bench else []
+    return " ".join([*steps, *(_several(subject.of_recipe(recipe)) for recipe in subject.recipes)])
 
 
 def _bench(found: Sequence[Timing]) -> str:
