@@ -21,7 +21,8 @@ def test_the_page_is_named_on_stdout_and_the_verdict_on_stderr(
     assert captured.out == f"{folder / 'report.html'}\n"
     assert captured.err.splitlines() == [
         f"drawing 3 plots into {folder / 'plots'}",
-        "note: all-reduce has not finished; this is how it stood at 2027-01-15 08:00 UTC.",
+        "note: all-reduce has not finished; its last event is of 2027-01-15 08:00 UTC "
+        "(if it no longer runs, it was ended from outside).",
         "digits-cnn on 2 workers with all-reduce has not finished: 50 steps of 100 are done. "
         "So far 30 % of the training time went into waiting for the wire.",
     ]

@@ -118,7 +118,7 @@ def test_an_unfinished_run_and_damaged_lines_are_announced(tmp_path: Path) -> No
     with (folder / "events" / "worker-1.jsonl").open("a") as file:
         file.write("damaged\n")
     page = page_of(folder)
-    assert "all-reduce has not finished; this is how it stood at 2027-01-15 08:00 UTC." in page.text
+    assert "all-reduce has not finished; its last event is of 2027-01-15 08:00 UTC" in page.text
     assert "1 line of events could not be read" in page.text
 
 

@@ -74,7 +74,8 @@ def notices(subject: Subject) -> list[str]:
             said.append(f"{training.label} failed; its numbers end with step {run.steps}.")
         elif run.state == "unfinished":
             at = as_date(run.last_time)
-            said.append(f"{training.label} has not finished; this is how it stood at {at}.")
+            ended = "if it no longer runs, it was ended from outside"
+            said.append(f"{training.label} has not finished; its last event is of {at} ({ended}).")
     if any(timing.emulated for timing in subject.timings):
         said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")
     if any(timing.processor_full for timing in subject.timings):

@@ -67,14 +67,14 @@ def metric_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
     run, seconds = trainings[0].run, _seconds(trainings)
     curves = [training.run.values() for training in trainings]
     metric = next(t.run.evaluated[0].metric for t in trainings if t.run.evaluated)
+    target = target_of(training.run for training in trainings)
     plot = new_plot(
         slug("metric", run.recipe),
         f"Test {metric} against {seconds}",
         run.recipe,
-        "On the test data, over all workers. Thin line: the recipe's target.",
+        "On the test data, over all workers." + (" Thin line: the recipe's target." if target else ""),
     )
     _curves(plot, trainings, curves, looks)
-    target = target_of(training.run for training in trainings)
     extra = []
     if target is not None:
         plot.axes.axhline(target.value, color=MUTED, linewidth=0.8)
