@@ -59,9 +59,16 @@ def run_workers(world_size: int, work: Callable[..., Any], *args: Any) -> list[A
 def save(name: str, result: dict[str, Any], *, trial: bool) -> Path:
     folder = TRIALS if trial else RESULTS
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    return path
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+    for suffix in ("", *(f"-{number}" for number in range(2, 100))):
+        path = folder / f"{stem}{suffix}.json"
+        try:
+            with path.open("x") as file:  # two that end in the same second both stay
+                file.write(json.dumps(result, indent=1) + "\n")
+        except FileExistsError:
+            continue
+        return path
+    raise FileExistsError(f"too many results called {stem} in {folder}")
 
 
 def _git(*arguments: str) -> str:
