@@ -96,6 +96,11 @@ class Sizes:
     """The buckets of a model as (number of elements, bytes per element)."""
 
     buckets: tuple[tuple[int, int], ...]
+    """Their gradients, with the bookkeeping that travels along."""
+    parameters: tuple[tuple[int, int], ...] = ()
+    """Their parameters."""
+    momenta: int = 0
+    """Numbers that the optimizer keeps for every parameter: 1 for momentum, 2 for Adam's moments."""
 
     def bucket_bytes(self) -> list[int]:
         return [numel * itemsize for numel, itemsize in self.buckets]

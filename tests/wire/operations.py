@@ -51,6 +51,13 @@ def check_all(wire: Wire, dtype: torch.dtype = torch.float32) -> None:
         works[tag].wait()
         assert torch.equal(inboxes[tag], everyone[source] + tag)
 
+    if world_size > 1:
+        inbox = torch.empty(SIZE, dtype=dtype)
+        anyone = wire.exchange(recv=inbox, tag=9)
+        wire.exchange(send=own(rank, dtype), to=to, tag=9).wait()
+        anyone.wait()
+        assert torch.equal(inbox, everyone[source])
+
 
 def check_lanes(wire: Wire) -> None:
     """Lanes for everyone and for some, and operations on both at once."""

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
 from tests.wire.operations import check_all, check_lanes
 from tests.worlds import run_threads
 from thinwire.errors import PeerDiffers, PeerLost
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Wire, Work, all_of
 from thinwire.wire.threads import ThreadWorld
 
 
@@ -59,3 +61,29 @@ def test_work_ends_once_and_calls_back_once() -> None:
     work.when_done(lambda: calls.append("after"))
     assert work.wait()
     assert calls == ["before", "after"]
+
+
+def test_messages_from_anyone_come_in_order_and_when_they_are_carried() -> None:
+    bags: list[Callable[[], None]] = []
+    world = ThreadWorld(3, carry=bags.append)
+    sends = [world.wire(rank).exchange(send=torch.tensor([rank]), to=2, tag=1) for rank in (0, 1)]
+    inboxes = [torch.zeros(1, dtype=torch.int64) for _ in range(2)]
+    first = world.wire(2).exchange(recv=inboxes[0], tag=1)
+    assert not any(work.done() for work in (*sends, first))
+    bags[1]()
+    assert [work.done() for work in (*sends, first)] == [False, True, True]
+    second = world.wire(2).exchange(recv=inboxes[1], source=0, tag=1)
+    bags[0]()
+    assert second.done()
+    assert [int(inbox) for inbox in inboxes] == [1, 0]
+
+
+def test_all_of_ends_with_the_last_and_tells_an_error() -> None:
+    works = [Work(), Work()]
+    together, empty = all_of(works), all_of([])
+    assert empty.done()
+    works[1].finish()
+    assert not together.done()
+    works[0].fail(ValueError("broken"))
+    with pytest.raises(ValueError, match="broken"):
+        together.wait(1)

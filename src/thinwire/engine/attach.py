@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from thinwire.engine import replicas
 from thinwire.engine.buckets import make_buckets
 from thinwire.engine.buffers import BufferPolicy
+from thinwire.engine.companions import add_companions
 from thinwire.engine.link import Link
 from thinwire.errors import SettingError, UsageError, check, check_one_of
 from thinwire.strategies.base import Strategy
@@ -90,6 +91,7 @@ def attach(
         if bucket_bytes is None:
             bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy)
         buckets = make_buckets(trainable, bucket_bytes)
+        add_companions(buckets, optimizer)
         return Link(
             model,
             optimizer,

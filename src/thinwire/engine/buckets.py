@@ -8,7 +8,7 @@ step used it. So everything that must arrive exact is one piece at the end.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from thinwire.errors import UsageError
+from thinwire.strategies.base import Parameters
 
 FIRST_BUCKET_BYTES = 1 << 20
 """The first bucket is small, so that the wire starts early in backward."""
@@ -66,6 +67,7 @@ class ParameterBucket:
         self.gradient = torch.zeros(
             self.num_parameters + 1 + len(sizes), dtype=example.dtype, device=example.device
         )
+        self.companions: Mapping[str, Parameters] = {}
         self._views = self._split(self.gradient[: self.num_parameters])
         self._weight = self.gradient[self.num_parameters : self.num_parameters + 1]
         self._used = self.gradient[self.num_parameters + 1 :]
@@ -161,6 +163,11 @@ class ParameterBucket:
     @torch.no_grad()
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
         torch._foreach_add_(self.parameters, self._split(data), alpha=scale)
+
+    @torch.no_grad()
+    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
+        weights = self._split(weight) if isinstance(weight, Tensor) else weight
+        torch._foreach_lerp_(self.parameters, self._split(data), weights)
 
 
 def make_buckets(named: Sequence[tuple[str, Parameter]], bucket_bytes: int) -> list[ParameterBucket]:

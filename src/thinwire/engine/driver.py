@@ -48,11 +48,11 @@ class Driver:
         self._step(task, None)
         return task
 
-    def touch_down(self, task: Task) -> None:
-        """Go on, in the calling thread, with a task that waits to land."""
+    def touch_down(self, task: Task, waited_s: float = 0.0) -> None:
+        """Go on, in the calling thread, with a task that waits to land and was waited for that long."""
         if not task.done():
             assert task.waits_for == "to land", f"{task.name} waits {task.waits_for}"
-            self._step(task, None)
+            self._step(task, waited_s)
 
     def _step(self, task: Task, value: object) -> None:
         while True:

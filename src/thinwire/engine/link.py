@@ -6,8 +6,8 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
@@ -44,6 +44,8 @@ class Stats:
     """Messages sent."""
     exposed_s: float
     """Seconds the training thread waited for the wire with nothing else to do."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """What the strategy tells of itself, by name."""
 
 
 class Link:
@@ -84,7 +86,7 @@ class Link:
             if strategy.overlap == "forward"
             else Reducer(buckets, strategy.overlap, self)
         )
-        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
+        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver, self._wire.now)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
@@ -107,12 +109,17 @@ class Link:
             received_bytes=traffic.received_bytes,
             messages=traffic.messages,
             exposed_s=self._exposed_s,
+            instruments=self.strategy.instruments(self._state),
         )
 
     @property
     def sizes(self) -> Sizes:
         """What travels, as the strategy's `rounds` wants to know it."""
-        return Sizes(tuple((data.numel(), data.element_size()) for data in self._reducer.parcels()))
+        return Sizes(
+            tuple((data.numel(), data.element_size()) for data in self._reducer.parcels()),
+            tuple((b.num_parameters, b.gradient.element_size()) for b in self._buckets),
+            len(self._buckets[0].companions),
+        )
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
@@ -179,11 +186,11 @@ class Link:
         self._buffers.joining = True
         yield
         self._buffers.present = False
+        if overrides(self.strategy, "mix"):
+            raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
         if overrides(self.strategy, "reduce"):
             while self._reducer.shadow() > 0:
                 pass
-        elif overrides(self.strategy, "mix"):
-            raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
         self._buffers.joining, self._buffers.present = False, True
         self._reducer.weighted = before
         if self.strategy.replicas_agree:
@@ -197,6 +204,12 @@ class Link:
         """
         self._reducer.settle()
         self._mixer.finish()
+        if overrides(self.strategy, "settle"):
+            coroutine = self.strategy.settle(self._buckets, self._state, self._wire)
+            task = self._start(coroutine, "settle")
+            self._wait(task.landing)
+            self._progress.driver.touch_down(task)
+            self._wait(task)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -322,6 +335,8 @@ class Link:
                 f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
                 hint="after freezing or unfreezing parameters, detach and attach again",
             )
+        if self._serving is not None and self._serving.error is not None:
+            raise self._serving.error
         with range_of("land"):
             self._mixer.land(self._steps)
 

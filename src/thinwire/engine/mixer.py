@@ -26,11 +26,13 @@ class Mixer:
         start: Callable[[ParameterBucket], Task],
         wait: Callable[[Work], None],
         driver: Driver,
+        now: Callable[[], float],
     ) -> None:
         self._buckets = buckets
         self._start = start
         self._wait = wait
         self._driver = driver
+        self._now = now
         self._flights: list[_Flight] = []
 
     def launch(self, steps_done: int) -> None:
@@ -65,7 +67,11 @@ class Mixer:
             flight.task.coroutine.close()
 
     def _touch_down(self, flight: _Flight) -> None:
-        self._wait(flight.task.landing)
-        self._driver.touch_down(flight.task)
+        waited_s = 0.0
+        if not flight.task.landing.done():
+            began_s = self._now()
+            self._wait(flight.task.landing)
+            waited_s = self._now() - began_s
+        self._driver.touch_down(flight.task, waited_s)
         if flight.task.error is not None:
             raise flight.task.error

@@ -36,6 +36,6 @@ class AllReduce(Strategy):
         await wire.all_reduce_(bucket.gradient)
         bucket.gradient.div_(wire.world_size)
 
-    def rounds(self, sizes: Sizes, cluster: Cluster) -> Iterable[Round]:
+    def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
         for num_bytes in sizes.bucket_bytes():
             yield Round(op="all_reduce", send_bytes=num_bytes)

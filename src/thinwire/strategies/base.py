@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from thinwire.traffic import Cluster, Round, Sizes
 from thinwire.wire.base import Wire
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Overlap = Literal["forward", "backward", "none"]
+Seam = Literal["reduce", "mix", "serve", "settle"]
+_SEAMS: tuple[Seam, ...] = get_args(Seam)
 
 
 class Gradients(Protocol):
@@ -58,6 +60,16 @@ class Parameters(Protocol):
         """parameters += scale * data."""
         ...
 
+    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
+        """parameters += weight * (data - parameters); a weight for each, or one for all."""
+        ...
+
+    @property
+    def companions(self) -> Mapping[str, Parameters]:
+        """What the optimizer keeps of these parameters' gradients (momentum, Adam's moments) by name, each
+        as flat as the parameters are; empty for an optimizer that keeps none."""
+        ...
+
 
 class Bucket(Gradients, Parameters, Protocol):
     """Some of the model as a strategy sees it: parameters and their gradients."""
@@ -79,6 +91,11 @@ class Strategy(Protocol):
     def replicas_agree(self) -> bool:
         """Whether all workers hold the same parameters after every step."""
         return False
+
+    @property
+    def seams(self) -> frozenset[Seam]:
+        """Which of the coroutines below it has, with its settings: the others are not called."""
+        return frozenset(seam for seam in _SEAMS if getattr(type(self), seam) is not getattr(Strategy, seam))
 
     @property
     def conserved(self) -> tuple[str, ...]:
@@ -103,9 +120,18 @@ class Strategy(Protocol):
         """Runs beside training from attach to detach; most strategies have none."""
         return
 
-    def rounds(self, sizes: Sizes, cluster: Cluster) -> Iterable[Round]:
-        """The wire operations of one worker in one step, from sizes alone."""
+    async def settle(self, buckets: Sequence[Parameters], state: Any, wire: Wire) -> None:
+        """Have nothing on the wire: training pauses, for a checkpoint, an evaluation or for good. Started on
+        all workers after the same step, when every `mix` has landed; the next step goes on as before."""
+        return
+
+    def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
+        """The wire operations of one worker in its step number `step`, from 0, from sizes alone."""
         return ()
+
+    def instruments(self, state: Any) -> Mapping[str, float]:
+        """What it can tell of itself, by name; the same names on all workers, at any time."""
+        return {}
 
     def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
         """This worker's state, made of those that another number of workers saved, in order of rank.
@@ -132,6 +158,6 @@ def _resize(
     return own
 
 
-def overrides(strategy: Strategy, seam: Literal["reduce", "mix", "serve"]) -> bool:
+def overrides(strategy: Strategy, seam: Seam) -> bool:
     """Whether the strategy has its own version of a seam."""
-    return getattr(type(strategy), seam) is not getattr(Strategy, seam)
+    return seam in strategy.seams

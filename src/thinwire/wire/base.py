@@ -4,7 +4,8 @@
     await any_of(works)         go on with the index of the first one done
     await take_off(after=1)     leave the calling thread: go on beside training, which needs the
                                 result before the optimizer step `after` steps ahead
-    await land()                come back: go on in the training thread, just before that step
+    await land()                come back: go on in the training thread, just before that step; gives the
+                                seconds training has waited for it
 
 No event loop is involved: a driver steps the coroutine with `send` (see engine/driver.py).
 """
@@ -82,6 +83,25 @@ class Work:
             raise self._error
 
 
+def all_of(works: Sequence[Work]) -> Work:
+    """A work that ends when all of these have, with the first error among them."""
+    together, left, lock = Work(), len(works), threading.Lock()
+
+    def ended(work: Work) -> None:
+        nonlocal left
+        if work.error is not None:
+            together.fail(work.error)
+        with lock:
+            left -= 1
+            last = left == 0
+        if last:
+            together.finish()
+
+    for work in works:
+        work.when_done(lambda work=work: ended(work))  # type: ignore[misc]  # mypy: lambda default
+    return together if works else finished()
+
+
 def finished() -> Work:
     """A work that needs no doing."""
     work = Work()
@@ -108,8 +128,8 @@ class TakeOff:
 
 @dataclass(frozen=True, slots=True)
 class Land:
-    def __await__(self) -> Generator[Land, Any, None]:
-        yield self
+    def __await__(self) -> Generator[Land, float, float]:
+        return (yield self)
 
 
 def any_of(works: Sequence[Work]) -> AnyOf:
@@ -126,7 +146,10 @@ def take_off(*, after: int = 1, late: float = 0) -> TakeOff:
 
 
 def land() -> Land:
-    """Go on in the training thread, just before the step promised at take-off."""
+    """Go on in the training thread, just before the step promised at take-off.
+
+    Gives the seconds the training thread has waited for this, 0.0 if it was there in time.
+    """
     return Land()
 
 
@@ -172,11 +195,18 @@ class Wire(Protocol):
         source: int | None = None,
         tag: int = 0,
     ) -> Work:
-        """Send to one peer and receive from one, at the same time; either half may be absent."""
+        """Send to one peer and receive from one, at the same time; either half may be absent.
+
+        To receive without a `source` is to receive from whoever sends with this tag first.
+        """
         ...
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> Wire:
         """Another channel, for all workers or for `ranks`; made in `init` only, by all its members."""
+        ...
+
+    def now(self) -> float:
+        """Seconds on the clock that this wire's works end by; only differences mean something."""
         ...
 
     def tell(self, status: str) -> None:

@@ -74,6 +74,9 @@ class MeteredWire:
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> MeteredWire:
         return MeteredWire(self.inner.lane(name, ranks), self.meter)
 
+    def now(self) -> float:
+        return self.inner.now()
+
     def tell(self, status: str) -> None:
         self.inner.tell(status)
 

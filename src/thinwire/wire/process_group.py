@@ -6,20 +6,22 @@ Facts of the backends this rests on (torch 2.8 to 2.13):
 - Gloo sends at half duplex unless every receive is posted before the sends.
 - Gloo's reduce-scatter sends as much as an all-reduce; all-to-all plus a sum sends half of that.
 - Gloo point-to-point with CUDA tensors kills the process, so CUDA is staged through pinned memory.
-- NCCL wants the two halves of an exchange grouped, ignores tags, and `wait` only orders streams.
+- NCCL wants the two halves of an exchange grouped, ignores tags, and `wait` only orders streams. It cannot
+  receive from whoever comes.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
-from thinwire.errors import PeerError, PeerLate
+from thinwire.errors import PeerError, PeerLate, UsageError
 from thinwire.wire.base import Work, finished
 from thinwire.wire.groups import pool
 from thinwire.wire.ranges import range_of
@@ -114,6 +116,8 @@ class ProcessGroupWire:
         if not self._over_gloo(example):
             operations = []
             if recv is not None:
+                if source is None:
+                    raise UsageError("NCCL cannot receive from whoever comes", hint="use tensors on the CPU")
                 operations.append(dist.P2POp(dist.irecv, recv, group=self._group, group_peer=source))
             if send is not None:
                 operations.append(dist.P2POp(dist.isend, send, group=self._group, group_peer=to))
@@ -147,6 +151,9 @@ class ProcessGroupWire:
         lane = ProcessGroupWire(group, self._watch, self._timeout_s)
         self._lanes.append(lane)
         return lane
+
+    def now(self) -> float:
+        return time.perf_counter()
 
     def tell(self, status: str) -> None:
         self._watch.tell(status)

@@ -7,9 +7,11 @@ match across workers raise PeerDiffers, where a backend would mix numbers or han
 from __future__ import annotations
 
 import threading
+import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
@@ -17,6 +19,30 @@ from thinwire.wire.base import Work, finished
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class _Exchange(Work):
+    """Both halves of an exchange; ends with the later one."""
+
+    def __init__(self, halves: int) -> None:
+        super().__init__()
+        self.halves = halves
+
+    def half(self) -> None:
+        """One half is done; called under the lock of the channel, and `end` after it."""
+        self.halves -= 1
+
+    def end(self) -> None:
+        if self.halves == 0:
+            self.finish()
+
+
+@dataclass(slots=True, eq=False)
+class _Receive:
+    source: int | None
+    """None: from whoever sends first."""
+    recv: Tensor
+    work: _Exchange
 
 
 @dataclass(slots=True)
@@ -34,16 +60,23 @@ class _Channel:
         self.lock = threading.RLock()
         self.world_size = world_size
         self.meetings: dict[int, _Meeting] = {}
-        self.messages: defaultdict[tuple[int, int, int], deque[Tensor]] = defaultdict(deque)
-        self.receives: defaultdict[tuple[int, int, int], deque[tuple[Tensor, Work]]] = defaultdict(deque)
+        # by receiver and tag, in the order they came; a message with its sender
+        self.messages: defaultdict[tuple[int, int], deque[tuple[int, Tensor]]] = defaultdict(deque)
+        self.receives: defaultdict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
         self.open: set[Work] = set()
 
 
 class ThreadWorld:
-    """The shared memory of `world_size` workers; hand `wire(rank)` to each."""
+    """The shared memory of `world_size` workers; hand `wire(rank)` to each.
 
-    def __init__(self, world_size: int) -> None:
+    A message arrives at once, and its send is over; or else when whoever `carry` hands it to calls it.
+    """
+
+    def __init__(
+        self, world_size: int, *, carry: Callable[[Callable[[], None]], object] | None = None
+    ) -> None:
         self.world_size = world_size
+        self.carry = carry
         self._lock = threading.Lock()
         self._channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
         self._error: BaseException | None = None
@@ -106,26 +139,36 @@ class ThreadWire:
         source: int | None = None,
         tag: int = 0,
     ) -> Work:
-        work, channel, ready = Work(), self._channel, []
+        sends = send is not None and to is not None
+        work, channel = _Exchange(sends + (recv is not None)), self._channel
         with channel.lock:
             if self._refused(work):
                 return work
-            if recv is not None and source is not None:
+            if work.halves > 0:
                 channel.open.add(work)
-                channel.receives[source, self.rank, tag].append((recv, work))
-                ready += self._deliver((source, self.rank, tag))
-            if send is not None and to is not None:
-                channel.messages[self.rank, to, tag].append(send.detach().clone())
-                ready += self._deliver((self.rank, to, tag))
-        for each in ready:
-            each.finish()
-        if recv is None:
-            work.finish()
+            if recv is not None:
+                channel.receives[self.rank, tag].append(_Receive(source, recv, work))
+        if recv is not None:
+            self._deliver(self.rank, tag)
+        if send is not None and to is not None:
+            arrive = partial(self._arrive, send.detach().clone(), to, tag, work)
+            arrive() if self._world.carry is None else self._world.carry(arrive)
+        work.end()
         return work
+
+    def _arrive(self, message: Tensor, to: int, tag: int, work: _Exchange) -> None:
+        with self._channel.lock:
+            self._channel.messages[to, tag].append((self.rank, message))
+            self._ended_half(work)
+        work.end()
+        self._deliver(to, tag)
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> ThreadWire:
         members = self._ranks if ranks is None else tuple(self._ranks[r] for r in ranks)
         return self._world._join(f"{self._name}/{name}", members, self._ranks[self.rank])
+
+    def now(self) -> float:
+        return time.perf_counter()
 
     def tell(self, status: str) -> None:
         pass
@@ -144,14 +187,27 @@ class ThreadWire:
             work.fail(self._world._error)
         return work.done()
 
-    def _deliver(self, key: tuple[int, int, int]) -> list[Work]:
-        messages, receives, ready = self._channel.messages[key], self._channel.receives[key], []
-        while messages and receives:
-            recv, work = receives.popleft()
-            recv.copy_(messages.popleft())
+    def _deliver(self, to: int, tag: int) -> None:
+        """Hand out messages, first come first served."""
+        channel, ready = self._channel, list[_Exchange]()
+        with channel.lock:
+            messages, receives = channel.messages[to, tag], channel.receives[to, tag]
+            for receive in list(receives):
+                fitting = (n for n, (sender, _) in enumerate(messages) if receive.source in (None, sender))
+                found = next(fitting, None)
+                if found is not None:
+                    receive.recv.copy_(messages[found][1])
+                    del messages[found]
+                    receives.remove(receive)
+                    self._ended_half(receive.work)
+                    ready.append(receive.work)
+        for work in ready:
+            work.end()
+
+    def _ended_half(self, work: _Exchange) -> None:
+        work.half()
+        if work.halves == 0:
             self._channel.open.discard(work)
-            ready.append(work)
-        return ready
 
     def _meet(self, what: tuple[object, ...], data: Tensor, out: Tensor) -> Work:
         if self.world_size == 1:

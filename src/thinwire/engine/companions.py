@@ -1,0 +1,94 @@
+"""What an optimizer keeps of a bucket's gradients (momentum, Adam's moments), as flat as the bucket is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from thinwire.engine.buckets import ParameterBucket
+from thinwire.strategies.base import Parameters
+
+_MOMENTS = {
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "NAdam": ("exp_avg", "exp_avg_sq"),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "Adamax": ("exp_avg", "exp_inf"),
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+}
+_MOMENTUM = {"SGD", "RMSprop"}
+"""Optimizers whose groups have a `momentum`, which may be 0."""
+
+
+def add_companions(buckets: Sequence[ParameterBucket], optimizer: Optimizer) -> None:
+    """Give every bucket its companions."""
+    names = momentum_names(optimizer)
+    for bucket in buckets:
+        bucket.companions = {name: Companion(bucket, optimizer, name) for name in names}
+
+
+def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:
+    """How the optimizer calls what it keeps; empty if it keeps nothing, or nothing that is known here."""
+    for kind in type(optimizer).__mro__:
+        if kind.__name__ in _MOMENTS:
+            return _MOMENTS[kind.__name__]
+        if kind.__name__ in _MOMENTUM:
+            return ("momentum_buffer",) if any(g["momentum"] for g in optimizer.param_groups) else ()
+    return ()
+
+
+class Companion:
+    """One number that the optimizer keeps for every parameter of a bucket.
+
+    An optimizer makes it in its first step with a gradient. Until then it reads as zero, and what is
+    written is dropped.
+    """
+
+    def __init__(self, bucket: ParameterBucket, optimizer: Optimizer, name: str) -> None:
+        self.index = bucket.index
+        self.num_parameters = bucket.num_parameters
+        self.companions: dict[str, Parameters] = {}
+        self._bucket = bucket
+        self._optimizer = optimizer
+        self._name = name
+
+    @torch.no_grad()
+    def read(self, out: Tensor | None = None) -> Tensor:
+        if out is None:
+            out = self._bucket.gradient.new_empty(self.num_parameters)
+        for kept, part in self._pairs(out):
+            if kept is None:
+                part.zero_()
+            else:
+                part.copy_(kept)
+        return out
+
+    @torch.no_grad()
+    def write_(self, data: Tensor) -> None:
+        for kept, part in self._pairs(data):
+            if kept is not None:
+                kept.copy_(part)
+
+    @torch.no_grad()
+    def add_(self, data: Tensor, scale: float = 1.0) -> None:
+        for kept, part in self._pairs(data):
+            if kept is not None:
+                kept.add_(part, alpha=scale)
+
+    @torch.no_grad()
+    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
+        weights = weight if isinstance(weight, Tensor) else data.new_tensor(weight).expand_as(data)
+        for (kept, part), (_, share) in zip(self._pairs(data), self._pairs(weights), strict=True):
+            if kept is not None:
+                kept.lerp_(part, share)
+
+    def _pairs(self, flat: Tensor) -> list[tuple[Tensor | None, Tensor]]:
+        """The optimizer's own tensors, which loading a state replaces, and their parts of `flat`."""
+        parameters = self._bucket.parameters
+        parts = flat.split([p.numel() for p in parameters])
+        return [
+            (self._optimizer.state.get(p, {}).get(self._name), part.view(p.shape))
+            for p, part in zip(parameters, parts, strict=True)
+        ]
