@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire import errors
 from thinwire.strategies.all_reduce import AllReduce
+from thinwire.strategies.gossip_grad import GossipGraD
 from thinwire.strategies.silent import Silent
 
 if TYPE_CHECKING:
@@ -12,7 +13,17 @@ if TYPE_CHECKING:
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
 
-__all__ = ["AllReduce", "Checkpoint", "Link", "Silent", "Stats", "__version__", "attach", "errors"]
+__all__ = [
+    "AllReduce",
+    "Checkpoint",
+    "GossipGraD",
+    "Link",
+    "Silent",
+    "Stats",
+    "__version__",
+    "attach",
+    "errors",
+]
 
 __version__ = version("thinwire")
 

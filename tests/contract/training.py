@@ -64,8 +64,9 @@ def train(strategy: Strategy, wire: Wire | None, steps: int = STEPS) -> Outcome:
         counted, sizes = link._meter.traffic, link.sizes
         assert link.stats.steps == steps
         distance, state = link.consensus_distance(), link.state_dict()
-    rounds = list(strategy.rounds(sizes, Cluster(world_size=link.world_size)))
-    stated = total(rounds * steps, rank=link.rank, world_size=link.world_size)
+    cluster = Cluster(world_size=link.world_size)
+    rounds = [each for step in range(steps) for each in strategy.rounds(sizes, cluster, step)]
+    stated = total(rounds, rank=link.rank, world_size=link.world_size)
     weights = [p.detach().clone() for p in model.parameters()]
     return Outcome(weights, losses, counted, stated, state, distance)
 

@@ -118,7 +118,7 @@ class Job:
                 if step in self.save_at:
                     checkpoint.save(step)
             state = link.state_dict()["state"]
-            residuals = state["residuals"] if state else []
+            residuals = state.get("residuals", []) if state else []
         weights = [p.detach().clone() for p in model.parameters()]
         return Trained(weights, residuals, [b.clone() for b in model.buffers()], saved, loss)
 

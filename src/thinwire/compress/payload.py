@@ -7,6 +7,8 @@ over several messages nothing is lost that was too small for one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -76,3 +78,8 @@ def _from_int8(scales: Tensor, codes: Tensor, like: Tensor) -> Tensor:
     data[: codes.numel()].copy_(codes)
     data.view(-1, BLOCK).mul_(scales.to(like.dtype)[:, None])
     return data[: codes.numel()]
+
+
+def plain(numbers: Sequence[float]) -> Tensor:
+    """A few numbers as they are, on the CPU."""
+    return torch.tensor(numbers, dtype=torch.float64)

@@ -79,8 +79,8 @@ class Link:
         # Where replicas differ so may their buffers, and Silent must stay silent.
         self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._engine)
         self._attached = True
+        self._state = strategy.init(buckets, self._wire)  # which may refuse: before there is a thread to end
         self._progress = ProgressThread("thinwire-progress")
-        self._state = strategy.init(buckets, self._wire)
         self._reducer: Reducer | Deferred = (
             Deferred(model, optimizer, buckets, bucket_bytes, self)
             if strategy.overlap == "forward"

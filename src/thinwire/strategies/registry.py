@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _KNOWN: Mapping[str, str] = {
     "silent": "thinwire.strategies.silent:Silent",
     "all-reduce": "thinwire.strategies.all_reduce:AllReduce",
+    "gossip-grad": "thinwire.strategies.gossip_grad:GossipGraD",
 }
 
 

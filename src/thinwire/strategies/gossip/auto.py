@@ -1,0 +1,170 @@
+"""share="auto": measure how long exchanges take, and agree on what fits behind the compute.
+
+Every few rounds each worker tells the others, in one small all-gather that nobody waits for, what it has
+measured. When the next such round comes all of them have the same numbers, so they come to the same answer.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import TYPE_CHECKING
+
+from thinwire.compress.sizes import Payload
+from thinwire.wire.base import Wire, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEET_EVERY = 4
+"""Rounds between two meetings. What one gathers is used from the next one on."""
+FILL = 0.85
+"""Part of the compute time that exchanges may take."""
+DEAD_BAND = 0.1
+"""A pick that would change by less than this stays as it is."""
+STALLED = 0.03
+"""Part of the compute time that was waited for exchanges which seemed to fit."""
+FIRST_SHARE = 1 / 32
+"""To begin with, when nothing is known of the wire and the workers' models are still alike."""
+
+_log = logging.getLogger("thinwire")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker has measured, per round."""
+
+    spread_s: float
+    """Seconds per byte between the first message of a round and its last: what the wire takes, without
+    the time that was spent waiting for a peer to come."""
+    whole_s: float
+    """Seconds per byte from launch to last message."""
+    compute_s: float
+    """From launch to landing, without the time that was waited there."""
+    waited_s: float
+
+    def numbers(self) -> list[float]:
+        return [self.spread_s, self.whole_s, self.compute_s, self.waited_s]
+
+
+NOTHING = Report(0.0, 0.0, 0.0, 0.0)
+
+
+class Gauge:
+    """Times the rounds of one worker."""
+
+    def __init__(self) -> None:
+        self._reports: list[Report] = []
+        self.begin(0.0)
+
+    def begin(self, now_s: float) -> None:
+        """A round is launched."""
+        self._began_s = now_s
+        self._arrivals: list[tuple[float, int]] = []
+        self._waited_s = 0.0
+
+    def arrived(self, now_s: float, num_bytes: int) -> None:
+        """A message of the round is there."""
+        self._arrivals.append((now_s, num_bytes))
+
+    def waited(self, seconds: float) -> None:
+        """Training has waited for a message of the round."""
+        self._waited_s += seconds
+
+    def end(self, now_s: float) -> None:
+        """The round has landed."""
+        (first_s, first_bytes), (last_s, _) = self._arrivals[0], self._arrivals[-1]
+        num_bytes = sum(each for _, each in self._arrivals)
+        whole_s = (last_s - self._began_s) / num_bytes
+        rest = num_bytes - first_bytes
+        self._reports.append(
+            Report(
+                spread_s=(last_s - first_s) / rest if rest else whole_s,
+                whole_s=whole_s,
+                compute_s=now_s - self._began_s - self._waited_s,
+                waited_s=self._waited_s,
+            )
+        )
+
+    def report(self) -> Report:
+        """The medians since the last report: a round with an evaluation in it does not count."""
+        rounds, self._reports = self._reports, []
+        if not rounds:
+            return NOTHING
+        return Report(*(median(numbers) for numbers in zip(*(r.numbers() for r in rounds), strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What rounds send."""
+
+    payload: Payload
+    num_cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class Menu:
+    """What can be picked, and what it costs."""
+
+    model_bytes: Mapping[Payload, int]
+    """Of the whole model, from the finest payload to the coarsest."""
+    num_cells: int
+
+    def best(self, budget: float, now: Pick) -> Pick:
+        """The finest payload in which the whole model fits, else as much of it as fits in the coarsest."""
+        for payload, num_bytes in self.model_bytes.items():
+            finer = num_bytes > self.model_bytes[now.payload]
+            if num_bytes <= (1 - DEAD_BAND if finer else 1) * budget:
+                return Pick(payload, self.num_cells)
+        num_cells = int(budget / num_bytes * self.num_cells)
+        return Pick(payload, min(self.num_cells, max(1, num_cells)))
+
+
+def agree(reports: Sequence[Report], now: Pick, caution: float, menu: Menu) -> tuple[Pick, float]:
+    """What fits, from what all workers have measured, and how careful to be from now on.
+
+    The slowest worker sets the pace: the others wait for it whatever is sent, and it waits for nobody but
+    the wire. So what it has waited is what the wire could not carry.
+    """
+    pacemaker = max(reports, key=lambda report: report.compute_s)
+    seconds_per_byte = max(pacemaker.whole_s, *(report.spread_s for report in reports))
+    if seconds_per_byte <= 0 or pacemaker.compute_s <= 0:
+        return now, caution
+    stalled = pacemaker.waited_s > STALLED * pacemaker.compute_s
+    caution = max(0.25, 0.85 * caution) if stalled else min(1.0, 1.02 * caution)
+    wanted = menu.best(FILL * caution * pacemaker.compute_s / seconds_per_byte, now)
+    close = abs(wanted.num_cells - now.num_cells) <= DEAD_BAND * now.num_cells
+    if wanted.payload == now.payload and close and not stalled:
+        return now, caution
+    return wanted, caution
+
+
+@dataclass(slots=True)
+class Meetings:
+    """One worker's part in the agreement."""
+
+    menu: Menu
+    lane: Wire
+    gathering: Work | None = None
+    _everyone: Tensor | None = field(default=None, repr=False)
+
+    def gather(self, report: Report) -> None:
+        """Start telling everyone."""
+        from thinwire.compress.payload import plain
+
+        mine = plain(report.numbers())
+        self._everyone = mine.new_empty(self.lane.world_size * len(mine))
+        self.gathering = self.lane.all_gather(mine, self._everyone)
+
+    def decide(self, now: Pick, caution: float) -> tuple[Pick, float]:
+        """What all agree on, once `gathering` is over; what is used now, if nobody was asked yet."""
+        if self._everyone is None:
+            return now, caution
+        reports = [Report(*row) for row in self._everyone.view(self.lane.world_size, -1).tolist()]
+        pick, caution = agree(reports, now, caution, self.menu)
+        if pick != now and self.lane.rank == 0:
+            share = pick.num_cells / self.menu.num_cells
+            _log.info("GossipGraD sends %.3g of the model in each round as %s", share, pick.payload)
+        return pick, caution

@@ -1,0 +1,88 @@
+"""One bucket's message: its parameters, and what the optimizer keeps of them, as bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thinwire.compress.sizes import Payload, payload_bytes
+from thinwire.strategies.gossip.cells import Span
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A span of the parameters (value 0) or of a companion (value 1, ...), and where it lies in the bytes."""
+
+    value: int
+    start: int
+    stop: int
+    payload: Payload
+    begin: int
+    end: int
+
+
+@dataclass(slots=True)
+class Memory:
+    """What int8 needs to be fine: weights that all workers once had in common, and what was not sent yet."""
+
+    references: list[Tensor]
+    errors: list[Tensor]
+
+    def of(self, bucket: int, part: Part) -> tuple[Tensor | None, Tensor | None]:
+        """Reference and error of a part; none for payloads that need none."""
+        if part.payload != "int8":
+            return None, None
+        span = slice(part.start, part.stop)
+        return self.references[bucket][span], self.errors[bucket][span] if self.errors else None
+
+
+class Layout:
+    """How a bucket's message looks; the same at both ends."""
+
+    def __init__(self, spans: Sequence[Span], itemsize: int, payload: Payload, momenta: int) -> None:
+        self.parts: list[Part] = []
+        end = 0
+        for value in range(1 + momenta):
+            # Adam's second moment may not become negative, which rounding to a step of int8 could make it
+            own: Payload = "bf16" if payload == "int8" and value > 0 else payload
+            for start, stop in spans:
+                begin, end = end, end + payload_bytes(own, stop - start, itemsize)
+                self.parts.append(Part(value, start, stop, own, begin, end))
+        self.num_bytes = end
+
+    def write(self, bucket: int, values: Sequence[Tensor], memory: Memory) -> tuple[Tensor, list[Tensor]]:
+        """The message, and its parts as the other end will see them."""
+        from thinwire.compress.payload import decode, empty_message, encode_
+
+        message, sent = empty_message(self.num_bytes, values[0]), []
+        for part in self.parts:
+            data, bytes_ = values[part.value][part.start : part.stop], message[part.begin : part.end]
+            reference, error = memory.of(bucket, part)
+            encode_(bytes_, data, part.payload, reference=reference, error=error)
+            sent.append(
+                data if part.payload == "fp32" else decode(bytes_, part.payload, data, reference=reference)
+            )
+        return message, sent
+
+    def read(self, bucket: int, message: Tensor, likes: Sequence[Tensor], memory: Memory) -> list[Tensor]:
+        """The parts of a message; `likes` are tensors of the parts' sizes and dtype."""
+        from thinwire.compress.payload import decode
+
+        return [
+            decode(message[part.begin : part.end], part.payload, like, reference=memory.of(bucket, part)[0])
+            for part, like in zip(self.parts, likes, strict=True)
+        ]
+
+    def spread(self, parts: Sequence[Tensor], value: int, numel: int) -> Tensor:
+        """The parts of one value as one flat tensor of the whole bucket, zero where it has nothing."""
+        own = [(p, data) for p, data in zip(self.parts, parts, strict=True) if p.value == value]
+        if len(own) == 1 and own[0][1].numel() == numel:
+            return own[0][1]
+        flat = own[0][1].new_zeros(numel)
+        for part, data in own:
+            flat[part.start : part.stop] = data
+        return flat
