@@ -40,6 +40,7 @@ RECORDS: list[Record] = [
         sent_bytes=8,
         exposed_s=0.1,
         train_s=0.2,
+        instruments={"share": 0.5},
     ),
     Evaluated(step=3, epoch=1, metric="accuracy", value=0.9, loss=0.1, train_s=0.2),
     RunEnded(

@@ -14,7 +14,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Literal
@@ -51,6 +51,8 @@ class Progress:
     exposed_s: float
     train_s: float
     """Seconds spent training, evaluation left out."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """What the strategy tells of itself at this moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,6 +112,8 @@ class Summary:
     messages: int
     exposed_share: float
     """Part of the training time spent waiting for the wire, averaged over workers."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """What the strategy tells of itself at the end, averaged over workers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,10 +205,14 @@ def from_line(line: str) -> Event | None:
     try:
         data = json.loads(line)
         cls = KINDS[data["kind"]]
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data or f.default is MISSING}
+        known = {f.name: data[f.name] for f in fields(cls) if f.name in data or _needed(f)}
         return Event(float(data["time"]), int(data["rank"]), cls(**known))
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def _needed(each: Field[object]) -> bool:
+    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _finite(value: object) -> object:

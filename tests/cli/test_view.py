@@ -12,12 +12,12 @@ from rich.console import Console
 from thinwire.cli.run import Outcome, explain
 from thinwire.cli.state import RunState
 from thinwire.cli.train import summary
-from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, LiveView
+from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, LiveView, numbers
 from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary
 from thinwire.recipes.launch import first_death
 
 
-def progress(step: int, *, loss: float = 0.5) -> Progress:
+def progress(step: int, *, loss: float = 0.5, instruments: dict[str, float] | None = None) -> Progress:
     return Progress(
         step=step,
         num_steps=100,
@@ -28,6 +28,7 @@ def progress(step: int, *, loss: float = 0.5) -> Progress:
         sent_bytes=1000 * step,
         exposed_s=0.025 * step,
         train_s=0.1 * step,
+        instruments=instruments or {},
     )
 
 
@@ -54,6 +55,13 @@ def test_state_puts_workers_together() -> None:
     assert state.exposed_share == pytest.approx(0.25)
     assert state.done_share == 0.5
     assert state.left_s == pytest.approx(5.0)
+
+
+def test_what_a_strategy_tells_is_averaged_and_shown() -> None:
+    told = [progress(10, instruments={"late_rounds": late, "share": 0.25}) for late in (1.0, 4.0)]
+    state = state_of((0, told[0]), (1, told[1]))
+    assert state.instruments == {"late_rounds": 2.5, "share": 0.25}
+    assert numbers(state).endswith("exposed 25%  late rounds 2.5  share 0.25")
 
 
 def test_state_speaks_for_workers_not_heard_of() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from thinwire.events import Progress, Record
 from thinwire.recipes.base import Plan
@@ -19,6 +19,7 @@ class Fake:
     received_bytes: int = 0
     messages: int = 0
     exposed_s: float = 0.0
+    instruments: dict[str, float] = field(default_factory=lambda: {"share": 0.5})
 
     def pass_by(self, seconds: float, sent_bytes: int, exposed_s: float) -> None:
         self.now += seconds
@@ -47,6 +48,7 @@ def test_evaluation_is_left_out_and_progress_comes_now_and_then() -> None:
     progress = [record for record in records if isinstance(record, Progress)]
     assert [record.step for record in progress] == [2, 4, 6]
     assert progress[0].loss == 0.5
+    assert progress[0].instruments == {"share": 0.5}
     assert progress[0].samples_per_s == 8 / EVERY_S
     ended = meter.ended()
     assert ended.sent_bytes == 600

@@ -63,6 +63,15 @@ class RunState:
         return self._mean([p.exposed_s / p.train_s for p in self.progress.values() if p.train_s > 0])
 
     @property
+    def instruments(self) -> dict[str, float]:
+        """What the strategy tells of itself, averaged over workers."""
+        told = [each.instruments for each in self.progress.values()]
+        names = self.latest.instruments if self.latest else {}
+        return {
+            name: self._mean([each[name] for each in told if each.get(name) is not None]) for name in names
+        }
+
+    @property
     def done_share(self) -> float:
         """Of all steps."""
         return self.latest.step / self.latest.num_steps if self.latest else 0.0

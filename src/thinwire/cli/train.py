@@ -122,6 +122,7 @@ def summary(outcome: Outcome) -> str:
         ("speed", f"{result.samples_per_s:,.0f} samples/s with {result.workers} workers"),
         ("sent", f"{per_step} per step and worker, {as_bytes(result.sent_bytes)} in all"),
         ("exposed", f"{as_percent(result.exposed_share)} of training time spent waiting for the wire"),
+        *((name.replace("_", " "), f"{value:.3g}") for name, value in result.instruments.items()),
         ("results", str(outcome.folder)),
     ]
     return table(rows)

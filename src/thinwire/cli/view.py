@@ -51,6 +51,7 @@ def numbers(state: RunState) -> str:
     parts.append(f"{state.samples_per_s:,.0f} samples/s")
     parts.append(f"sent {as_bytes(state.sent_bytes)}")
     parts.append(f"exposed {state.exposed_share:.0%}")
+    parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in state.instruments.items()]
     return "  ".join(parts)
 
 

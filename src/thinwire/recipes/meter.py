@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +30,8 @@ class Stats(Protocol):
     def messages(self) -> int: ...
     @property
     def exposed_s(self) -> float: ...
+    @property
+    def instruments(self) -> Mapping[str, float]: ...
 
 
 @dataclass(slots=True, kw_only=True)
@@ -91,6 +93,7 @@ class Meter:
                 sent_bytes=int(self.sums["sent_bytes"]),
                 exposed_s=self.sums["exposed_s"],
                 train_s=self.train_s,
+                instruments=dict(self.stats().instruments),
             )
         )
         self._window = self.train_s, self.samples

@@ -48,6 +48,7 @@ class Scalars:
                     "wire/sent_bytes": progress.sent_bytes,
                     "wire/exposed_s": progress.exposed_s,
                     "wire/exposed_share": progress.exposed_s / max(progress.train_s, 1e-9),
+                    **{f"strategy/{name}": value for name, value in progress.instruments.items()},
                 }
                 self._add(event, progress.step, values)
             case Evaluated() as evaluated:

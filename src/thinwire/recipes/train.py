@@ -176,8 +176,12 @@ def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Eval
 
 def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, link: Link) -> Summary:
     train_s = max(ended.train_s, 1e-9)
-    sent, messages, seconds, speed, exposed = link.sum(
-        [ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s]
+    told = link.stats.instruments
+    sent, messages, seconds, speed, exposed, *instruments = link.sum(
+        [
+            *(ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s),
+            *told.values(),
+        ]
     )
     return Summary(
         recipe=recipe.name,
@@ -197,4 +201,5 @@ def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded,
         sent_bytes_per_step=sent / link.world_size / ended.steps,
         messages=int(messages),
         exposed_share=exposed / link.world_size,
+        instruments={k: v / link.world_size for k, v in zip(told, instruments, strict=True)},
     )

@@ -227,16 +227,20 @@ def test_nobody_waits_for_a_slow_worker_when_asynchronous() -> None:
             if link.rank == 0:
                 for _ in range(3):
                     assert others_done.acquire(timeout=20), "the others wait"
+            masses = []
             for step in range(8):
                 step_once(model, optimizer, step, link.rank)
+                masses.append(link.stats.instruments["mass"])
             if link.rank > 0:
                 others_done.release()
+            else:
+                assert max(masses) > 1.2  # it has received and not sent
+            assert min(masses) >= 1 / 32  # who has little left keeps it
             link.settle()
-            assert sum(link.sum([link.stats.instruments["mass"]])) == pytest.approx(4, abs=1e-9)
+            assert link.sum([link.stats.instruments["mass"]])[0] == pytest.approx(4, abs=1e-9)
             return dict(link.stats.instruments)
 
     told = run_threads(4, worker)
-    assert told[0]["mass"] > 1.5  # it has received and not sent
     assert sum(each["late_rounds"] for each in told) > 0
 
 

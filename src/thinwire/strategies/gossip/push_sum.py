@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+LEAST_MASS = 1 / 16
+"""A worker with less keeps it until it hears from others: its own steps would soon count for nothing."""
+
+
 # -- sending ----------------------------------------------------------------------------------------
 
 
@@ -75,7 +79,8 @@ def _begin(state: GossipState, mail: Mail, wire: Wire) -> None:
     for work in mail.outgoing:
         if work.error is not None:
             raise work.error
-    if not all(work.done() for work in mail.outgoing):
+    poor = min(state.masses) < LEAST_MASS
+    if poor or not all(work.done() for work in mail.outgoing):
         state.skipped_rounds += 1
         return
     place = (state.place.cell, state.num_cells)
