@@ -243,12 +243,10 @@ class Link:
             return
         try:
             self.settle()
-            self._stop_serving()
             self._leave_together()
         finally:
             self._unhook()
-            self._progress.stop()
-            self._wire.close()
+            self._stop()
 
     def _leave_together(self) -> None:
         """Nobody closes its connections while others still talk."""
@@ -284,10 +282,7 @@ class Link:
                     hint="see that worker's own output",
                 )
             )
-        self._mixer.abandon()
-        self._stop_serving()
-        self._progress.stop()
-        self._wire.close()
+        self._stop()
 
     def _unhook(self) -> None:
         self._attached = False
@@ -295,9 +290,13 @@ class Link:
         for handle in self._handles:
             handle.remove()
 
-    def _stop_serving(self) -> None:
+    def _stop(self) -> None:
+        """First the thread: a coroutine cannot be closed while it runs there."""
+        self._progress.stop()
+        self._mixer.abandon()
         if self._serving is not None:
             self._serving.coroutine.close()
+        self._wire.close()
 
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
