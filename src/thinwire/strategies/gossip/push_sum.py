@@ -25,7 +25,6 @@ from thinwire.wire.base import Wire, Work, all_of, land, take_off
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 LEAST_MASS = 1 / 16
 """A worker with less keeps it until it hears from others: its own steps would soon count for nothing."""
 
@@ -70,7 +69,8 @@ def _send(
 
 
 def _begin(state: GossipState, mail: Mail, wire: Wire) -> None:
-    """Halve the masses of what is sent and send the head; or skip the round, if the last still goes on."""
+    """Halve the masses of what is sent and send the head; or skip the round, if the last still goes on or
+    there is little left to give."""
     state.steps += 1
     state.turn = None
     if not mail.listening:
@@ -79,12 +79,15 @@ def _begin(state: GossipState, mail: Mail, wire: Wire) -> None:
     for work in mail.outgoing:
         if work.error is not None:
             raise work.error
-    poor = min(state.masses) < LEAST_MASS
-    if poor or not all(work.done() for work in mail.outgoing):
+    if not all(work.done() for work in mail.outgoing):
         state.skipped_rounds += 1
         return
     place = (state.place.cell, state.num_cells)
-    state.turn = turn = state.next_turn(wire.rank)
+    turn = state.next_turn(wire.rank)
+    if min(state.masses[cell] for cell in turn.window.cells) < LEAST_MASS:
+        state.skipped_rounds += 1
+        return
+    state.turn = turn
     masses = [0.0] * len(state.masses)
     for cell in turn.window.cells:
         state.masses[cell] /= 2
@@ -99,7 +102,8 @@ def _begin(state: GossipState, mail: Mail, wire: Wire) -> None:
 
 def _take_arrived(state: GossipState, mail: Mail) -> None:
     """What has come lands now, before the step: the masses first, which all buckets need."""
-    mail.folding, mail.arrived = mail.arrived, []
+    count = len(mail.arrived)  # more may come while this runs
+    mail.folding, mail.arrived[:count] = mail.arrived[:count], []
     for arrival in mail.folding:
         state.late_rounds += arrival.steps < state.steps
         arrival.weights = [0.0] * len(state.masses)
