@@ -83,7 +83,7 @@ class Village:
             for rank, state in enumerate(self.states):
                 self.inline.driver.start(strategy.serve(state, self.wires[rank]), f"serve {rank}")
         self.generator = generator
-        self.expected = sum(map(self.mass_of, range(world_size)), torch.zeros(sum(SIZES)))
+        self.expected = self.total()
         if not alike:
             for rank in range(world_size):
                 self.update(rank)
@@ -152,6 +152,10 @@ class Village:
         state = self.states[rank]
         return self.flat(rank) * self._by_element(state.masses or [1.0] * len(state.fixed.cells))
 
+    def total(self) -> Tensor:
+        """Of all workers."""
+        return torch.stack([self.mass_of(rank) for rank in range(self.world.world_size)]).sum(0)
+
     def _by_element(self, masses: list[float]) -> Tensor:
         cells = self.states[0].fixed.cells.cells
         lengths = torch.tensor([cell.stop - cell.start for cell in cells])
@@ -163,6 +167,7 @@ class Village:
         for rank, wire in enumerate(self.wires):
             for to, head, parts in self._messages(wire):
                 mail = self.states[to].fixed.mail
+                assert mail is not None
                 folded = mail.received[rank] - sum(a.source == rank for a in mail.arrived)
                 number = self._seen.get((rank, to), 0)
                 self._seen[rank, to] = number + 1
