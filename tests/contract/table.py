@@ -12,7 +12,7 @@ STRATEGIES: list[Strategy] = [
     tw.AllReduce(overlap="forward"),
     tw.GossipGraD(),
     tw.GossipGraD(rotate=None, exchange="weights+momentum", payload="bf16", average_every=4),
-    tw.GossipGraD(exchange="gradients", average_every=3),
+    tw.GossipGraD(exchange="gradients", average_every=4),
     tw.GossipGraD(payload="int8", share=0.3),
 ]
 BY_THE_CLOCK: list[Strategy] = [

@@ -24,7 +24,7 @@ def play(
     """Two workers over a made-up wire: the picks; efficiency and use of the wire in the second half."""
     dice, pick, caution = random.Random(0), FIRST, 1.0
     gauges, gathered, picks = [Gauge(), Gauge()], list[Report](), list[Pick]()
-    now_s = waited_s = sent = 0.0
+    now_s = arrival_s = waited_s = sent = 0.0
     for number in range(1, rounds + 1):
         if number % MEET_EVERY == 0:
             if gathered:
