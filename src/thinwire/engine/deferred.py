@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class Deferred:
         buckets: Sequence[ParameterBucket],
         piece_bytes: int,
         launcher: Launcher,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.weight = 1.0
         self.weighted = False
@@ -80,6 +83,7 @@ class Deferred:
         self._model = model
         self._optimizer = optimizer
         self._launcher = launcher
+        self._clock = clock
         self._needs = Needs(model, buckets, self._need)
         self._loads = [_Load(b, _cut(b, piece_bytes)) for b in buckets]
         self._order = [(b, p) for b, load in enumerate(self._loads) for p in range(len(load.pieces))]
@@ -95,6 +99,10 @@ class Deferred:
     def parcels(self) -> list[Tensor]:
         """What goes over the wire in one pass."""
         return [piece.gradient for load in self._loads for piece in load.pieces]
+
+    def foresee(self, order: Sequence[int]) -> None:
+        """In which order buckets will be needed, for whoever lets no forward be watched."""
+        self._needs.order[:] = order
 
     def hook(self) -> None:
         self.arrivals.hook()
@@ -132,7 +140,7 @@ class Deferred:
         if self._pass == PROFILED_PASSES[-1] + 1:
             self._order = self._launcher.agree(self._best_order())
         self._issued = 0
-        self._began_s = time.perf_counter()
+        self._began_s = self._clock()
         for load in self._loads:
             load.full, load.works = False, [Work() for _ in load.pieces]
 
@@ -158,7 +166,7 @@ class Deferred:
     def _ready(self, load: _Load) -> None:
         load.full = load.reduced = True
         if self._pass in PROFILED_PASSES:
-            load.full_s.append(time.perf_counter() - self._began_s)
+            load.full_s.append(self._clock() - self._began_s)
         self._issue()
 
     def _issue(self) -> None:
@@ -174,12 +182,12 @@ class Deferred:
                 self._launch(load, part)
 
     def _launch(self, load: _Load, part: int) -> None:
-        began_s, piece, work = time.perf_counter(), load.pieces[part], load.works[part]
+        began_s, piece, work = self._clock(), load.pieces[part], load.works[part]
         task = self._launcher.reduce(piece)
 
         def ended() -> None:
             if self._pass in PROFILED_PASSES:
-                self._piece_s.append((piece.gradient.nbytes, time.perf_counter() - began_s))
+                self._piece_s.append((piece.gradient.nbytes, self._clock() - began_s))
             work.fail(task.error) if task.error else work.finish()
             with self._lock:
                 self._flying -= 1
@@ -217,10 +225,15 @@ class Deferred:
         self._pending = any(load.to_step for load in self._loads)
 
     def _need(self, indices: Iterable[int]) -> None:
+        for work in self.needing(indices):
+            self._launcher.wait(work)
+
+    def needing(self, indices: Iterable[int]) -> Iterator[Work]:
+        """What to wait for, one after another, until these buckets are up to date."""
         if self._pending:
-            self._launcher.receive_buffers()
+            yield from self._launcher.receiving_buffers()
             for index in indices:
-                self._apply(self._loads[index])
+                yield from self._applying(self._loads[index])
 
     def settle(self) -> None:
         """Finish every step that was asked for."""
@@ -228,9 +241,10 @@ class Deferred:
             self._need(range(len(self._loads)))
             self._pending = False
 
-    def _apply(self, load: _Load) -> None:
+    def _applying(self, load: _Load) -> Iterator[Work]:
         if not load.to_step:
             return
+        yield from load.works
         # An evaluation may ask for it in inference mode, in which optimizer state must not be made.
         with torch.inference_mode(False), torch.no_grad():
             self._lend(load)
@@ -240,18 +254,19 @@ class Deferred:
             parameter.grad = None
 
     def _lend(self, load: _Load) -> None:
-        """Wait for the reduced gradients and show them as the parameters' own, without a copy."""
-        self._wait(load)
+        """Show the reduced gradients, which are there, as the parameters' own, without a copy."""
         load.bucket.lend_(weighted=load.weighted)
         load.weighted = False
 
-    def _wait(self, load: _Load) -> None:
-        for work in load.works:
-            self._launcher.wait(work)
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before gradients can be clipped."""
+        return (work for load in self._loads if load.reduced for work in load.works)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
         """torch's own clipping, over the reduced gradients."""
+        for work in self.reducing():
+            self._launcher.wait(work)
         for load in self._loads:
             if load.reduced:
                 self._lend(load)
@@ -269,10 +284,10 @@ class Deferred:
         for load in self._loads:
             load.bucket.gradient.zero_()
             self._ready(load)
+        for work in chain(self.reducing(), self._launcher.receiving_buffers()):
+            self._launcher.wait(work)
         for load in self._loads:
-            self._wait(load)
             load.reduced = False
-        self._launcher.receive_buffers()
         return self._loads[0].bucket.mean_weight()
 
 

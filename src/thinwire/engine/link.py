@@ -6,7 +6,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -84,7 +84,7 @@ class Link:
             if strategy.overlap == "forward"
             else Reducer(buckets, strategy.overlap, self)
         )
-        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
+        self._mixer = Mixer(buckets, self._mix, self._progress.driver)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
@@ -196,7 +196,7 @@ class Link:
         themselves; call it before code that reads parameters directly, such as a moving average.
         """
         self._reducer.settle()
-        self._mixer.finish()
+        self._wait_for(self._mixer.finishing())
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -297,8 +297,8 @@ class Link:
     def send_buffers(self) -> None:
         self._buffers.send(self._start)
 
-    def receive_buffers(self) -> None:
-        self._buffers.receive(self._wait)
+    def receiving_buffers(self) -> Iterator[Work]:
+        return self._buffers.receiving()
 
     def wait(self, work: Work) -> None:
         self._wait(work)
@@ -323,7 +323,7 @@ class Link:
                 hint="after freezing or unfreezing parameters, detach and attach again",
             )
         with range_of("land"):
-            self._mixer.land(self._steps)
+            self._wait_for(self._mixer.landing(self._steps))
 
     def _after_step(self) -> None:
         self._reducer.record_step()
@@ -331,7 +331,7 @@ class Link:
         self._tell()
         if overrides(self.strategy, "mix"):
             with range_of("mix"):
-                self._mixer.launch(self._steps)
+                self._wait_for(self._mixer.launching(self._steps))
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
@@ -340,6 +340,11 @@ class Link:
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
         return self._progress.driver.start(coroutine, name)
+
+    def _wait_for(self, works: Iterable[Work]) -> None:
+        """One after another: what comes next may depend on the one before."""
+        for work in works:
+            self._wait(work)
 
     def _wait(self, work: Work) -> None:
         """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ class Launcher(Protocol):
 
     def reduce(self, bucket: Gradients) -> Task: ...
     def send_buffers(self) -> None: ...
-    def receive_buffers(self) -> None: ...
+    def receiving_buffers(self) -> Iterator[Work]: ...
     def wait(self, work: Work) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
@@ -50,13 +51,18 @@ class Reducer:
             self._send()
 
     def backward_ends(self) -> None:
+        for work in self.finishing():
+            self._launcher.wait(work)
+
+    def finishing(self) -> Iterator[Work]:
+        """What to wait for, one after another, until the gradients are final."""
         while len(self._tasks) < len(self._buckets):
             self._send()
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
-            self._launcher.wait(task)
+            yield task
             if not bucket.gradient.is_cpu:
                 bucket.scatter_(weighted=self.weighted)
-        self._launcher.receive_buffers()
+        yield from self._launcher.receiving_buffers()
         self.weight = 1.0
 
     def _send(self) -> None:
@@ -91,9 +97,8 @@ class Reducer:
         for bucket in self._buckets:
             bucket.gradient.zero_()
             self._tasks.append(self._launcher.reduce(bucket))
-        for task in self._tasks:
-            self._launcher.wait(task)
-        self._launcher.receive_buffers()
+        for work in chain(self._tasks, self._launcher.receiving_buffers()):
+            self._launcher.wait(work)
         return self._buckets[0].mean_weight()
 
     def parcels(self) -> list[Tensor]:
@@ -114,6 +119,10 @@ class Reducer:
 
     def settle(self) -> None:
         """Nothing is ever pending here."""
+
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before gradients can be clipped: nothing, they are final."""
+        return iter(())
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
         parameters = [p for bucket in self._buckets for p in bucket.parameters]
