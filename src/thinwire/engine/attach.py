@@ -81,7 +81,7 @@ def attach(
         replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if strategy.overlap == "forward":
-            bucket_bytes = min(bucket_bytes, _piece_bytes(sum(p.nbytes for _, p in trainable)))
+            bucket_bytes = min(bucket_bytes, piece_bytes(sum(p.nbytes for _, p in trainable)))
         buckets = make_buckets(trainable, bucket_bytes)
         return Link(
             model,
@@ -98,7 +98,7 @@ def attach(
         raise
 
 
-def _piece_bytes(model_bytes: int) -> int:
+def piece_bytes(model_bytes: int) -> int:
     """Small enough that the first layer's gradients need not wait long behind others; large enough
     that messages do not become latency only."""
     return max(model_bytes // PIECES, SMALLEST_PIECE_BYTES)

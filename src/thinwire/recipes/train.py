@@ -119,7 +119,12 @@ def train(
 
 def seed_apart(seed: int, rank: int) -> None:
     """From here on workers draw different numbers (dropout, crops), still the same in every run."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+    torch.manual_seed(seed_of(seed, rank))
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """One worker's own seed."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 
 def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:

@@ -51,9 +51,9 @@ class Clock:
         self._moment.append(work)
         return work
 
-    def run(self) -> None:
-        """Until nothing is left to call."""
-        while True:
+    def run(self, until: Callable[[], bool] = lambda: False) -> None:
+        """Until that is so, or nothing is left to call."""
+        while not until():
             if self._soon:
                 self._soon.popleft()()
             elif self._later and (self._later[0][0] <= self.now_s or not self._moment):
