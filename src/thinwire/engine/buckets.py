@@ -94,6 +94,8 @@ class ParameterBucket:
     @torch.no_grad()
     def gather_(self, weight: float) -> None:
         """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
+        if self.gradient.is_meta:
+            return  # sizes alone, without numbers
         views, grads, unused = [], [], []
         for place, parameter in enumerate(self.parameters):
             if (grad := parameter.grad) is None:
@@ -120,6 +122,8 @@ class ParameterBucket:
     @torch.no_grad()
     def scatter_(self, *, weighted: bool) -> None:
         """Copy the reduced gradients back; a parameter no worker used keeps having none."""
+        if self.gradient.is_meta:
+            return
         if weighted:
             self.gradient[: self.num_parameters].div_(self._weight)
         grads = [p.grad for p in self.parameters]
@@ -135,6 +139,8 @@ class ParameterBucket:
     @torch.no_grad()
     def lend_(self, *, weighted: bool) -> None:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
+        if self.gradient.is_meta:
+            return
         if weighted:
             self.gradient[: self.num_parameters].div_(self._weight)
         used_somewhere = (self._used != 0).tolist()

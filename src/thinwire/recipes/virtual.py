@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from thinwire.errors import check
 from thinwire.events import Evaluated, Event, EventWriter, Record, RunEnded, RunStarted, Summary
 from thinwire.hosts.description import Description
 from thinwire.recipes.base import Recipe
@@ -47,6 +48,11 @@ class Cluster:
     jitter: float = 0.0
     recovery_s: float = 0.0
     """Seconds until those who are left go on after a loss, or all after somebody has joined."""
+    max_steps: int | None = None
+    """Steps after which every worker stops, wherever it is in its epoch."""
+
+    def __post_init__(self) -> None:
+        check(self.max_steps is None or self.max_steps >= 1, "steps", "at least 1", self.max_steps)
 
     def plain(self) -> dict[str, object]:
         """As the run's config keeps it."""
@@ -139,6 +145,8 @@ class _Run:
             seed=config.seed,
             recovery_s=cluster.recovery_s,
         )
+        if cluster.max_steps is not None:
+            self._session.num_steps = cluster.max_steps
         self._meters = {host: self._meter(host) for host in self._learners.hosts}
         self._epoch = 0
         for host in self._meters:
@@ -181,6 +189,8 @@ class _Run:
             accounts.append(f"epoch {epoch}: {self._learners.account()}")
             result, distance = self._judge(), self._learners.replicas.distance(self._session.hosts)
             self._emit(0, self._evaluated(epoch, result, distance))
+            if self._session.stats(self._session.hosts[0]).steps >= self._session.num_steps:
+                break
         ended = [self._end(host) for host in self._meters]
         summary = self._summary(result, ended)
         self._emit(0, summary)

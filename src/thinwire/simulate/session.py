@@ -130,7 +130,7 @@ class Session:
         self._running = len(self._workers)
         self._broken = False
         for host, worker in self._workers.items():
-            worker.stop_at = min(worker.stop_at, self.num_steps)
+            worker.stop_at = self.num_steps
             self._tasks[host] = worker.train()
             self._tasks[host].when_done(self._ended)
         self.clock.run(until=lambda: self._broken or self._running == 0)
