@@ -53,10 +53,10 @@ def test_varying_speed_makes_everybody_wait_for_the_slowest() -> None:
     assert alone.exposed_s == 0
 
 
-def test_a_thousand_workers_in_seconds() -> None:
+def test_hundreds_of_workers_take_moments() -> None:
     began_s = time.process_time()
-    paced(tw.AllReduce(), hosts=1000)
-    assert time.process_time() - began_s < 60  # a few on an idle machine
+    paced(tw.AllReduce(), hosts=200)
+    assert time.process_time() - began_s < 30  # one on an idle machine
 
 
 def test_pace_varies_around_one() -> None:

@@ -160,6 +160,7 @@ class RecipeLearners:
         """
         before = [host for host in change.hosts if host not in change.joined]
         self.hosts, self.rank_of = change.hosts, {host: rank for rank, host in enumerate(change.hosts)}
+        self.replicas.withdraw()
         self.deal.again(len(self.hosts))
         self.plan = self._plan()
         left = self.deal.num_batches(0) + (self._config.epochs - 1 - self.epoch) * (

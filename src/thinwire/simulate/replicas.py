@@ -107,6 +107,12 @@ class Replicas:
         self._slots[index].asked = inputs, targets
         self._waiting.append(index)
 
+    def withdraw(self) -> None:
+        """Forget what was asked for and not learnt: those steps were given up."""
+        for index in self._waiting:
+            self._slots[index].asked = None
+        self._waiting = []
+
     def learn(self, index: int) -> None:
         """Leave the gradients of the batch asked for in the replica's parameters.
 
