@@ -93,6 +93,6 @@ def test_mean_copy_and_distance() -> None:
         nn.init.constant_(replicas.model(index).weight, value)  # type: ignore[arg-type]
     assert replicas.distance([0, 1]) == pytest.approx(0.5)
     mean = replicas.mean([0, 1])
-    assert mean.weight.tolist() == [[2.0, 2.0]]  # type: ignore[union-attr, operator]
+    assert mean.weight.tolist() == [[2.0, 2.0]]  # type: ignore[operator]
     replicas.copy_(2, mean)
     assert replicas.distance([0, 1, 2]) == pytest.approx((2 / 3) ** 0.5 / 2)
