@@ -3,10 +3,10 @@
     python -m benchmarks.clock --workers 2,4,8 --rates 50mbit,200mbit      about 5 minutes on 2 quiet cores
 
 In each lab a probe without thinwire measures the constants first: the latency of one message (an all-reduce
-of 8 numbers takes 2 (P - 1) of them), bytes per second (all-reduces of 1 MiB, four at once), and the seconds of
-a plain training step. With these, and nothing fitted, the simulator plays `Silent` and `AllReduce`. Step times
-are medians over steps, of the slowest worker: now and then a packet is lost in the lab, which costs a step
-hundreds of milliseconds, and the simulator knows no such thing.
+of 8 numbers takes 2 (P - 1) of them), bytes per second (all-reduces of 1 MiB, four at once), and the seconds
+of a plain training step. With these, and nothing fitted, the simulator plays `Silent` and `AllReduce`. Step
+times are medians over steps, of the slowest worker: now and then a packet is lost in the lab, which costs a
+step hundreds of milliseconds, and the simulator knows no such thing.
 """
 
 from __future__ import annotations

@@ -99,6 +99,17 @@ def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
     assert "3 workers go on" in simulated.happened[-1]
 
 
+def test_another_is_lost_while_those_who_are_left_recover(tmp_path: Path) -> None:
+    simulated = run(tmp_path, config(), "kill:host=0,after=0.35", "kill:host=3,after=0.6")
+    assert [words.partition("s: ")[2] for words in simulated.happened] == [
+        "kill:host=0,after=0.35",
+        "kill:host=3,after=0.6",
+        "3 workers go on",
+        "2 workers go on",
+    ]
+    assert " 0 more often" in simulated.accounts[0]
+
+
 def test_slow_pause_and_cut(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", config()).summary.train_s
     for number, (fault, more_s) in enumerate(

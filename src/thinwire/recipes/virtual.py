@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -92,7 +93,9 @@ def simulate(
     batched: bool | None = None,
 ) -> Simulated:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
-    with torch.random.fork_rng(), ExitStack() as files:
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
+        # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
         writers = [
             files.enter_context(EventWriter(folder, rank)) for rank in range(min(WRITERS, config.workers))
         ]

@@ -121,10 +121,10 @@ class Session:
         """Train until every worker has gone through its batches."""
         again = True
         while again:
+            while self._lost or self._joining:
+                self._change()
             self._run()
             again = bool(self._lost or self._joining)
-            if again:
-                self._change()
 
     def _run(self) -> None:
         self._running = len(self._workers)
@@ -202,7 +202,7 @@ class Session:
     def _break(self, world: VirtualWorld, error: PeerLost) -> None:
         """The others have noticed: the step under way is given up by all."""
         if world is not self._world:
-            return  # they had noticed when they wanted to begin the next epoch
+            return  # they have noticed already, and gone on without it
         world.lose(error)
         self._broken = True
         for host in self.hosts:
