@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import thinwire
-from thinwire.cli import lab, recipes, strategies, train
+from thinwire.cli import bench, lab, recipes, strategies, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -25,6 +25,7 @@ app.command()(train.train)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="recipes")(recipes.recipes)
 app.add_typer(lab.app, name="lab")
+app.command(name="bench")(bench.bench)
 
 
 def _show_version(asked: bool) -> None:
