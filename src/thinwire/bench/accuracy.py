@@ -61,7 +61,7 @@ def run_config(study: Study, recipe: Recipe, system: System) -> RunConfig:
         settings=resolved(system.strategy) if isinstance(system, Ours) else {},
         workers=study.workers,
         epochs=study.epochs,
-        batch_size=recipe.batch_size,
+        batch_size=study.batch_size or recipe.batch_size,
         seed=0,
         data=study.data,
         device="cpu",
@@ -84,7 +84,7 @@ class First:
 
 
 def shortened(recipe: Recipe, samples: int | None) -> Recipe:
-    """The recipe, trained on its first samples only, and judged by no more of its test data."""
+    """The recipe, trained on its first samples only, and judged by a quarter as many."""
     if samples is None:
         return recipe
 
@@ -93,7 +93,7 @@ def shortened(recipe: Recipe, samples: int | None) -> Recipe:
 
         def data(folder: Path | None) -> Data:
             full = whole.data(folder)
-            return replace(full, train=First(full.train, samples), test=First(full.test, samples))
+            return replace(full, train=First(full.train, samples), test=First(full.test, samples // 4))
 
         return replace(whole, data=data)
 

@@ -28,8 +28,10 @@ class Study:
     workers: int = 4
     rate_bits_per_s: float
     epochs: int
+    batch_size: int | None = None
+    """Of one worker; None: the recipe's."""
     samples: int | None = None
-    """Trained on the first so many samples only; None: on all."""
+    """Trained on the first so many samples only, and judged by a quarter as many; None: on all."""
     evaluate_every: int
     """Steps; how finely the time to the target is known."""
     minutes: float
@@ -75,18 +77,24 @@ STANDARD = BenchConfig(
     rates_bits_per_s=(50e6, 200e6, 1e9),
     nets=(SMALL_NET, REFERENCE_NET),
     turns=3,
-    minutes=42,
-    block_s=2.0,
+    minutes=44,
+    block_s=1.2,
     studies=(
         Study(
-            recipe="mnist-cnn", rate_bits_per_s=100e6, epochs=1, samples=20_000, evaluate_every=20, minutes=6
+            recipe="mnist-cnn",
+            rate_bits_per_s=100e6,
+            epochs=1,
+            samples=20_000,
+            evaluate_every=15,
+            minutes=5,
         ),
         Study(
             recipe="cifar-resnet20",
-            rate_bits_per_s=50e6,
-            epochs=4,
-            samples=2_000,
-            evaluate_every=4,
+            rate_bits_per_s=100e6,
+            epochs=2,
+            batch_size=32,
+            samples=4_000,
+            evaluate_every=8,
             minutes=8,
         ),
     ),

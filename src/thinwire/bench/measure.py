@@ -25,6 +25,9 @@ from thinwire.lab.network import sent_by_this_host
 
 WARM_UP_STEPS = 6
 """DDP settles on its buckets in the first ones; we agree on an order after the fourth."""
+BUSY = 0.8
+"""Share of the processors above which they are the limit even if they are never quite full: in a ring, a
+worker that gets its core late keeps all others waiting."""
 OPEN_BITS_PER_S = 10e9
 """The rate between blocks, so that joining and warming up take no time worth measuring."""
 
@@ -34,6 +37,23 @@ class Paths:
 
     def __init__(self, control: Control | None) -> None:
         self._control = control
+        self._load = LoadWatch()
+
+    def restart_load(self) -> None:
+        """Watch the processors from here on."""
+        if self._control is None:
+            self._load.restart()
+        elif dist.get_rank() == 0:
+            self._control.restart_load()
+
+    def processor_full(self) -> bool:
+        """Whether the processors were the limit, as far as this worker knows."""
+        if self._control is None:
+            return self._load.busy_share > BUSY
+        if dist.get_rank() != 0:
+            return False
+        share, warning = self._control.load()
+        return share > BUSY or warning is not None
 
     @property
     def shaped(self) -> bool:
@@ -103,7 +123,6 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
     cell = block.cell
     model = Emulated(parse_net(cell.net, scale=scale), seed=dist.get_rank())
     optimizer = SGD(model.parameters(), lr=0.01)
-    watch = LoadWatch()
     paths.open()
     with joined(system, model, optimizer) as (wrapped, stepper, link):
 
@@ -112,7 +131,6 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
                 stepper.zero_grad()
                 wrapped(torch.ones(2, 1)).mean().backward()
                 stepper.step()
-                watch.sample()
 
         with model.instant():
             train(WARM_UP_STEPS)
@@ -121,11 +139,11 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
         settle_s = _settle(model, train, system.period)
         steps = num_steps(timed_s=timed_s, period=system.period, settle_s=settle_s, compute_s=compute_s(cell))
         dist.barrier()
-        watch.restart()
+        paths.restart_load()
         before = _Reading.take(paths, link)
         train(steps)
         after = _Reading.take(paths, link)
-        full = watch.warning() is not None
+        full = paths.processor_full()
         paths.open()  # which waits for everyone
         return _of_everyone(block, system, before, after, steps, paths, full, link is not None)
 

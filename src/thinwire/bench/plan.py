@@ -17,6 +17,8 @@ START_S = 8.0
 JOIN_S = 1.0
 JOIN_S_PER_WORKER = 0.15
 """Joining, warming up and taking off again; processes share the cores."""
+LONG_STEP_S = 3.0
+"""A step that waits for the wire as long as this is the same every time."""
 EXACT_SHARE = 0.5
 """Of the systems, about so many send as much as exact SGD does."""
 
@@ -76,7 +78,7 @@ def exact_step_s(cell: Cell) -> float:
 def block_s(cell: Cell, timed_s: float) -> float:
     """What one block takes, on average over systems: joining, one step to settle, the timed ones."""
     exact_s = exact_step_s(cell)
-    dense_s = exact_s + max(timed_s, 2 * exact_s)
+    dense_s = exact_s + max(timed_s, exact_s if exact_s > LONG_STEP_S else 2 * exact_s)
     thin_s = compute_s(cell) + timed_s
     own_s = JOIN_S + JOIN_S_PER_WORKER * cell.workers
     return own_s + EXACT_SHARE * dense_s + (1 - EXACT_SHARE) * thin_s
@@ -89,19 +91,20 @@ def turn_s(config: BenchConfig, workers: int, *, shaped: bool) -> float:
 
 
 def num_steps(*, timed_s: float, period: int, settle_s: float, compute_s: float) -> int:
-    """How many steps to time: whole periods, about `timed_s` in all, at least two.
+    """How many steps to time: whole periods, about `timed_s` in all, at least two unless steps are long.
 
     `settle_s` is what one period took whose steps, but for the last, computed in no time.
 
     >>> num_steps(timed_s=2.0, period=1, settle_s=0.5, compute_s=0.3)
     4
-    >>> num_steps(timed_s=2.0, period=1, settle_s=6.0, compute_s=0.3)
+    >>> num_steps(timed_s=2.0, period=1, settle_s=2.0, compute_s=0.3)
     2
     >>> num_steps(timed_s=2.0, period=8, settle_s=0.5, compute_s=0.3)
     8
     """
     whole_s = max(settle_s, compute_s, 1e-3) + (period - 1) * compute_s
-    return max(period * max(1, round(timed_s / whole_s)), 2)
+    least = 1 if whole_s > LONG_STEP_S else 2
+    return max(period * max(1, round(timed_s / whole_s)), least)
 
 
 def may_go_on(*, turns_done: int, most_turns: int, elapsed_s: float, allowed_s: float) -> bool:

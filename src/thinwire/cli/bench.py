@@ -22,7 +22,7 @@ from thinwire.errors import SettingError
 from thinwire.events import Event, StepTimed, Summary
 from thinwire.lab.rates import format_rate, parse_rate
 
-WIDEST = 120
+WIDEST = 140
 
 
 def bench(
@@ -53,7 +53,7 @@ def bench(
     ] = None,
     turns: Annotated[int | None, typer.Option(help="Blocks per system and cell, at most (3).")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="For the step times, at least one turn (42; with --quick 2.5).")
+        float | None, typer.Option(help="For the step times, at least one turn (44; with --quick 2.5).")
     ] = None,
     scale: Annotated[float, typer.Option(help="Shrinks nets and rates together; seconds stay.")] = 1.0,
     out: Annotated[
@@ -168,9 +168,11 @@ def _print(results: Results, setting: Setting) -> None:
 
 
 def _drawn(table: Table) -> RichTable:
-    drawn = RichTable(title=table.title, title_justify="left", title_style="", box=box.SIMPLE_HEAD)
+    drawn = RichTable(
+        title=table.title, title_justify="left", title_style="", box=box.SIMPLE_HEAD, pad_edge=False
+    )
     for i, column in enumerate(table.columns):
-        drawn.add_column(column, justify="right" if i else "left", no_wrap=i == 0, overflow="fold")
+        drawn.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
     for cells in table.rows:
         drawn.add_row(*cells)
     return drawn
