@@ -61,10 +61,12 @@ def test_each_system_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert silent.seconds_to_target is None
     assert (late.unavailable, absent.unavailable) == (TIME_IS_UP, "not installed: x")
     assert broken.unavailable == "failed: it broke"
-    texts = [row[:2] for row in table_of(STUDY, rows).rows]
+    table = table_of(STUDY, rows)
+    texts = [row[:2] for row in table.rows]
     assert texts[0] == ("silent", "not reached")
     assert texts[1] == ("all-reduce", "2.0")
-    assert texts[4] == ("absent", "not installed: x")
+    assert texts[4] == ("absent", "not installed")
+    assert "absent: not installed: x" in table.notes
 
 
 def test_bytes_nobody_counted_are_not_shown(tmp_path: Path) -> None:
@@ -84,5 +86,6 @@ def test_the_target_is_one_that_exact_sgd_reaches() -> None:
 
 
 def test_missing_data_is_a_row_that_says_what_to_give() -> None:
-    (row,) = missing_table(STUDY, "no MNIST files in x: name it with --data DIR").rows
-    assert row[:2] == ("(all)", "no data: no MNIST files in x: name it with --data DIR")
+    table = missing_table(STUDY, "no MNIST files in x: name it with --data DIR")
+    assert table.rows[0][:2] == ("(all)", "no data")
+    assert table.notes == ("no MNIST files in x: name it with --data DIR",)

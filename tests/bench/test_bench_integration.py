@@ -42,7 +42,8 @@ def run(folder: Path, setting: Setting) -> list[StepTimed]:
     assert [event.record for event in seen if isinstance(event.record, StepTimed)] == timed
     for table in (*results.step_time, *results.time_to_accuracy):
         assert [row[0].rstrip("*") for row in table.rows] == SYSTEMS
-        assert "not installed: pip install absent" in table.rows[3]
+        assert table.rows[3][1] == "not installed"
+        assert "absent: not installed: pip install absent" in table.notes
     names = {path.name for path in folder.iterdir()}
     assert {"bench.json", "events", RUNS, "step_time.md", "step_time.json"} <= names
     rows = json.loads((folder / "time_to_accuracy.json").read_text())

@@ -11,11 +11,11 @@ from thinwire.bench.plan import (
     Cell,
     Outlook,
     block_s,
+    blocks_of,
     cells,
     exact_step_s,
-    may_go_on,
+    fits,
     num_steps,
-    turn_of,
     turn_s,
 )
 
@@ -27,20 +27,24 @@ def grid(base: BenchConfig = STANDARD) -> BenchConfig:
     return replace(base, systems=ELEVEN)
 
 
-def test_every_turn_has_every_system_in_every_cell_once() -> None:
+def test_every_system_has_a_block_in_every_cell() -> None:
     config = grid()
+    own = cells(config, 4, shaped=True)
+    assert len(own) == len(set(own)) == 2 * 3
     for turn in (0, 1, 12):
-        blocks = list(turn_of(config, 4, turn, shaped=True))
-        assert len(blocks) == len(set(blocks)) == 2 * 3 * 11
-        assert {block.turn for block in blocks} == {turn}
+        blocks = blocks_of(config, own[0], turn)
+        assert sorted(block.system for block in blocks) == sorted(ELEVEN)
+        assert {(block.cell, block.turn) for block in blocks} == {(own[0], turn)}
 
 
-def test_systems_of_a_cell_follow_each_other_and_begin_elsewhere_each_turn() -> None:
+def test_every_turn_begins_with_another_system() -> None:
     config = grid()
-    first, second = (list(turn_of(config, 4, turn, shaped=True)) for turn in (0, 1))
-    assert len({block.cell for block in first[:11]}) == 1
-    assert [block.system for block in first[:2]] == ["system0", "system1"]
-    assert [block.system for block in second[:2]] == ["system1", "system2"]
+    cell = Cell(4, 200e6, NET)
+    assert [blocks_of(config, cell, turn)[0].system for turn in (0, 1, 11)] == [
+        "system0",
+        "system1",
+        "system0",
+    ]
 
 
 def test_over_loopback_rates_make_no_cells() -> None:
@@ -63,15 +67,10 @@ def test_steps_fill_the_time_in_whole_periods(period: int, settle_s: float, step
     assert num_steps(timed_s=2.0, period=period, settle_s=settle_s, compute_s=0.3) == steps
 
 
-def test_the_first_turn_always_happens_and_others_if_there_is_time() -> None:
-    def go(turns: int, elapsed_s: float, most: int = 3) -> bool:
-        return may_go_on(turns_done=turns, most_turns=most, elapsed_s=elapsed_s, allowed_s=100)
-
-    assert go(0, 1e9)
-    assert go(1, 49)
-    assert not go(1, 51)
-    assert go(2, 66)
-    assert not go(3, 1)
+def test_the_first_turn_always_happens_and_more_of_a_cell_if_there_is_time() -> None:
+    assert fits(turn=0, elapsed_s=1e9, took_s=0, allowed_s=100)
+    assert fits(turn=1, elapsed_s=60, took_s=40, allowed_s=100)
+    assert not fits(turn=1, elapsed_s=60, took_s=41, allowed_s=100)
 
 
 def test_the_reference_block_takes_as_long_as_it_did() -> None:
@@ -83,7 +82,6 @@ def test_quick_fits_into_five_minutes_and_the_grid_into_an_hour() -> None:
     quick = grid(QUICK)
     outlook = Outlook(quick, True, 60 * sum(study.minutes for study in quick.studies))
     assert outlook.left_s() < 280
-    assert outlook.turns(4) == 3
     full = grid()
     outlook = Outlook(full, True, 60 * sum(study.minutes for study in full.studies))
     assert outlook.left_s() < 58.5 * 60

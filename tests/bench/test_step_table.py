@@ -33,7 +33,8 @@ def test_an_absent_system_is_a_row_with_its_reason() -> None:
         timed("absent", step_s=None, processor_s=None, sent_bytes=None, unavailable="not installed: x"),
     ]
     (table,) = tables_of(rows_of(records, SYSTEMS))
-    assert table.rows[1][:2] == ("absent", "not installed: x")
+    assert table.rows[1][:2] == ("absent", "not installed")
+    assert "absent: not installed: x" in table.notes
     assert set(table.rows[1][2:]) == {"-"}
     assert len(table.rows[1]) == len(COLUMNS)
 

@@ -74,7 +74,7 @@ def test_absent_rivals_and_data_are_told(
     shown = capsys.readouterr()
     for text in (shown.out, shown.err):
         assert "not found: run from a checkout" in " ".join(text.split())
-    assert "no data:" in " ".join(shown.out.split())
+    assert "no data" in " ".join(shown.out.split())
     assert set(settings[0].no_data) == {"mnist-cnn", "cifar-resnet20"}
     assert "Rivals: not found" in (tmp_path / "out" / "time_to_accuracy.md").read_text()
 

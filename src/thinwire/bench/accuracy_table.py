@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.bench.config import BenchConfig, Study, run_folder
-from thinwire.bench.spread import Table, as_megabytes
+from thinwire.bench.spread import Table, as_megabytes, short
 from thinwire.bench.systems import BASELINE, CEILING, EXACT
 from thinwire.events import Evaluated, Failed, Summary, read_events
 from thinwire.lab.rates import format_rate
@@ -52,7 +52,7 @@ class Row:
     def texts(self) -> tuple[str, ...]:
         """As `COLUMNS` have it."""
         if self.train_s is None or self.value is None:
-            return (self.system, self.unavailable or "not measured", *["-"] * (len(COLUMNS) - 2))
+            return (self.system, short(self.unavailable or "not measured"), *["-"] * (len(COLUMNS) - 2))
         reached = self.seconds_to_target
         return (
             self.system,
@@ -146,13 +146,15 @@ def table_of(study: Study, rows: Sequence[Row], remark: str = "") -> Table:
     )
     part = "" if study.samples is None else f", first {study.samples:,} samples"
     epochs = f"{study.epochs} epoch{'s' if study.epochs != 1 else ''}"
+    notes = [
+        f"real training, {epochs}{part}, one run each; target: {metric} {shown}, which exact SGD reaches"
+    ]
+    notes += [f"{row.system}: {row.unavailable}" for row in rows if row.unavailable is not None]
     return Table(
         title=f"{study.recipe}, {study.workers} workers at {format_rate(study.rate_bits_per_s)}{remark}",
         columns=COLUMNS,
         rows=tuple(row.texts() for row in rows),
-        notes=(
-            f"real training, {epochs}{part}, one run each; target: {metric} {shown}, which exact SGD reaches",
-        ),
+        notes=tuple(notes),
     )
 
 
@@ -161,5 +163,6 @@ def missing_table(study: Study, reason: str) -> Table:
     return Table(
         title=f"{study.recipe}, {study.workers} workers at {format_rate(study.rate_bits_per_s)}",
         columns=COLUMNS,
-        rows=(("(all)", f"no data: {reason}", *["-"] * (len(COLUMNS) - 2)),),
+        rows=(("(all)", "no data", *["-"] * (len(COLUMNS) - 2)),),
+        notes=(reason,),
     )

@@ -1,12 +1,13 @@
 """What is measured in which order, and how long it will take: arithmetic only; no torch, no clock.
 
 One turn goes through all cells, and in each through all systems, one block after another, so that a busy
-moment of the machine hits neighbours alike. Every turn begins with another system.
+moment of the machine hits neighbours alike. Every turn begins with another system. After the first turn, a
+cell that does not fit into the time any more is left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from thinwire.bench.config import BenchConfig
@@ -48,13 +49,11 @@ def cells(config: BenchConfig, workers: int, *, shaped: bool) -> list[Cell]:
     return [Cell(workers, rate, net) for net in config.nets for rate in rates]
 
 
-def turn_of(config: BenchConfig, workers: int, turn: int, *, shaped: bool) -> Iterator[Block]:
-    """The blocks of one turn, in order."""
+def blocks_of(config: BenchConfig, cell: Cell, turn: int) -> list[Block]:
+    """The blocks of one cell in one turn, in order."""
     first = turn % len(config.systems)
     order = config.systems[first:] + config.systems[:first]
-    for cell in cells(config, workers, shaped=shaped):
-        for system in order:
-            yield Block(cell, system, turn)
+    return [Block(cell, system, turn) for system in order]
 
 
 def compute_s(cell: Cell) -> float:
@@ -107,11 +106,9 @@ def num_steps(*, timed_s: float, period: int, settle_s: float, compute_s: float)
     return max(period * max(1, round(timed_s / whole_s)), least)
 
 
-def may_go_on(*, turns_done: int, most_turns: int, elapsed_s: float, allowed_s: float) -> bool:
-    """Whether there is time for one more turn like those before; the first one always happens."""
-    if turns_done == 0:
-        return True
-    return turns_done < most_turns and elapsed_s * (turns_done + 1) / turns_done <= allowed_s
+def fits(*, turn: int, elapsed_s: float, took_s: float, allowed_s: float) -> bool:
+    """Whether there is time for a cell once more; the first turn is always completed."""
+    return turn == 0 or elapsed_s + took_s <= allowed_s
 
 
 @dataclass(slots=True)
@@ -123,11 +120,6 @@ class Outlook:
     studies_s: float
     """What the studies may take."""
     _spent: dict[int, float] = field(default_factory=dict)
-
-    def turns(self, workers: int) -> int:
-        """How many turns will fit, if the estimate is right."""
-        fitting = int(self.allowed_s(workers) / turn_s(self.config, workers, shaped=self.shaped))
-        return max(1, min(self.config.turns, fitting))
 
     def allowed_s(self, workers: int) -> float:
         """Seconds for the turns of this number of workers: a share of what is left, by estimate."""
@@ -143,5 +135,8 @@ class Outlook:
     def left_s(self) -> float:
         """All that is still to come."""
         left = [count for count in self.config.workers if count not in self._spent]
-        turns = (self.turns(count) * turn_s(self.config, count, shaped=self.shaped) for count in left)
-        return START_S * len(left) + sum(turns) + self.studies_s
+        seconds = START_S * len(left) + self.studies_s
+        for count in left:
+            once_s = turn_s(self.config, count, shaped=self.shaped)
+            seconds += max(once_s, min(self.config.turns * once_s, self.allowed_s(count)))
+        return seconds

@@ -67,3 +67,12 @@ def as_megabytes(count: float) -> str:
     ('7.55', '0.0817', '0')
     """
     return f"{count / 1e6:.3g}" if count >= 1e3 else "0"
+
+
+def short(reason: str) -> str:
+    """A reason in a cell; the rest of it is in the notes.
+
+    >>> short("not installed: pip install x")
+    'not installed'
+    """
+    return reason.partition(":")[0]

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.bench.plan import Cell
-from thinwire.bench.spread import Spread, Table, as_megabytes, of_known, spread
+from thinwire.bench.spread import Spread, Table, as_megabytes, of_known, short, spread
 from thinwire.bench.systems import BASELINE, CEILING
 from thinwire.events import StepTimed
 from thinwire.lab.nets import parse_net
@@ -57,7 +57,7 @@ class Row:
     def texts(self) -> tuple[str, ...]:
         """As `COLUMNS` have it."""
         if self.step_s is None or self.processor_s is None:
-            return (self.system, self.unavailable or "not measured", *["-"] * (len(COLUMNS) - 2))
+            return (self.system, short(self.unavailable or "not measured"), *["-"] * (len(COLUMNS) - 2))
         full = FULL if self.processor_full else ""
         return (
             self.system + full,
@@ -138,6 +138,7 @@ def tables_of(rows: Sequence[Row], remark: str = "") -> list[Table]:
         notes = [f"medians of {turns} turn{'s' if turns != 1 else ''}; speed as a multiple of {BASELINE}'s"]
         if any(row.processor_full for row in own):
             notes.append(FULL_NOTE)
+        notes += [f"{row.system}: {row.unavailable}" for row in own if row.unavailable is not None]
         tables.append(
             Table(
                 title=title_of(cell) + remark,

@@ -18,7 +18,7 @@ from thinwire.bench import config as configs
 from thinwire.bench.accuracy import train_study
 from thinwire.bench.config import BenchConfig, Study
 from thinwire.bench.measure import Paths, not_timed, time_block
-from thinwire.bench.plan import may_go_on, turn_of
+from thinwire.bench.plan import Cell, blocks_of, cells, fits
 from thinwire.bench.systems import EXACT, find, load_rivals
 from thinwire.events import EventWriter
 from thinwire.lab.control import Control
@@ -33,24 +33,28 @@ def measure_steps(config: BenchConfig, allowed_s: float, paths: Paths, events: E
     systems = {name: find(name, rivals) for name in config.systems}
     absent = {name: reason for name, system in systems.items() if (reason := system.available())}
     began = time.monotonic()
-    turn = 0
-    while agreed(
-        may_go_on(
-            turns_done=turn,
-            most_turns=config.turns,
-            elapsed_s=time.monotonic() - began,
-            allowed_s=allowed_s,
-        )
-    ):
-        for block in turn_of(config, workers, turn, shaped=paths.shaped):
-            system, reason = systems[block.system], absent.get(block.system)
-            if reason is not None:
-                timed = not_timed(block, system, reason)
-            else:
-                timed = time_block(block, system, paths, scale=config.scale, timed_s=config.block_s)
-            if rank == 0:
-                events.write(timed)
-        turn += 1
+    took_s: dict[Cell, float] = {}
+    for turn in range(config.turns):
+        for cell in cells(config, workers, shaped=paths.shaped):
+            start = time.monotonic()
+            if not agreed(
+                fits(
+                    turn=turn,
+                    elapsed_s=start - began,
+                    took_s=took_s.get(cell, 0.0),
+                    allowed_s=allowed_s,
+                )
+            ):
+                continue
+            for block in blocks_of(config, cell, turn):
+                system, reason = systems[block.system], absent.get(block.system)
+                if reason is not None:
+                    timed = not_timed(block, system, reason)
+                else:
+                    timed = time_block(block, system, paths, scale=config.scale, timed_s=config.block_s)
+                if rank == 0:
+                    events.write(timed)
+            took_s[cell] = time.monotonic() - start
 
 
 def measure_study(folder: Path, config: BenchConfig, study: Study, paths: Paths) -> None:

@@ -12,8 +12,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig, new_folder
-from thinwire.bench.plan import turn_of
+from thinwire.bench.config import QUICK, RUNS, STANDARD, new_folder
+from thinwire.bench.plan import Cell, cells
 from thinwire.bench.results import Results, write_results
 from thinwire.bench.run import Setting, measure, prepare
 from thinwire.bench.spread import Table
@@ -53,7 +53,7 @@ def bench(
     ] = None,
     turns: Annotated[int | None, typer.Option(help="Blocks per system and cell, at most (3).")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="For the step times, at least one turn (44; with --quick 2.5).")
+        float | None, typer.Option(help="For the step times, at least one turn (45; with --quick 2.5).")
     ] = None,
     scale: Annotated[float, typer.Option(help="Shrinks nets and rates together; seconds stay.")] = 1.0,
     out: Annotated[
@@ -123,26 +123,24 @@ class _Progress:
         self._setting = setting
         self._began = time.monotonic()
         self._left_s = 0.0
-        self._blocks = 0
 
     def begin(self, what: str, left_s: float) -> None:
         """A new set of processes."""
-        self._began, self._left_s, self._blocks = time.monotonic(), left_s, 0
+        self._began, self._left_s = time.monotonic(), left_s
         note(f"{what}; about {as_duration(left_s)} left")
 
     def watch(self, place: Path, event: Event) -> None:
         """Say what came out."""
         match event.record:
             case StepTimed() as timed:
-                self._blocks += 1
-                config: BenchConfig = self._setting.config
-                total = len(list(turn_of(config, timed.workers, timed.turn, shaped=self._setting.shaped)))
-                done = f"turn {timed.turn + 1}, block {self._blocks - timed.turn * total} of {total}"
+                own = cells(self._setting.config, timed.workers, shaped=self._setting.shaped)
+                cell = Cell(timed.workers, timed.rate_bits_per_s, timed.net)
+                place_of = f"cell {own.index(cell) + 1} of {len(own)}, turn {timed.turn + 1}"
                 rate = "loopback" if timed.rate_bits_per_s is None else format_rate(timed.rate_bits_per_s)
                 result = timed.unavailable or f"{timed.step_s:.3f} s"
                 left_s = max(self._left_s - (time.monotonic() - self._began), 0)
                 note(
-                    f"  {done}: {timed.workers} workers, {rate}, {timed.system}: {result}"
+                    f"  {place_of}: {timed.workers} workers, {rate}, {timed.system}: {result}"
                     f"  ({as_duration(left_s)} left)"
                 )
             case Summary() as summary:
@@ -173,8 +171,8 @@ def _drawn(table: Table) -> RichTable:
     )
     for i, column in enumerate(table.columns):
         drawn.add_column(column, justify="right" if i else "left", no_wrap=i == 0)
-    for cells in table.rows:
-        drawn.add_row(*cells)
+    for texts in table.rows:
+        drawn.add_row(*texts)
     return drawn
 
 
