@@ -108,6 +108,11 @@ QUICK = replace(
     block_s=1.5,
     studies=(Study(recipe="digits-cnn", rate_bits_per_s=50e6, epochs=6, evaluate_every=6, minutes=2),),
 )
+DEMO = replace(
+    QUICK,
+    workers=(),
+    studies=(Study(recipe="digits-cnn", rate_bits_per_s=100e6, epochs=8, evaluate_every=8, minutes=2.2),),
+)
 
 
 def new_folder(out: Path | None) -> Path:

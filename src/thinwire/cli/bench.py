@@ -12,15 +12,17 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from thinwire.bench.config import QUICK, RUNS, STANDARD, new_folder
+from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig, new_folder
 from thinwire.bench.plan import Cell, cells
 from thinwire.bench.results import Results, write_results
 from thinwire.bench.run import Setting, measure, prepare
 from thinwire.bench.spread import Table
-from thinwire.cli.output import as_duration, as_metric, note
-from thinwire.errors import SettingError
+from thinwire.cli.output import note
+from thinwire.cli.report import report
+from thinwire.errors import MissingExtra, SettingError
 from thinwire.events import Event, StepTimed, Summary
 from thinwire.lab.rates import format_rate, parse_rate
+from thinwire.units import as_duration, as_metric, count
 
 WIDEST = 140
 
@@ -75,7 +77,12 @@ def bench(
             replace(study, data=None if data is None else str(data.absolute())) for study in usual.studies
         ),
     )
-    setting = prepare(config, _words(systems) or None)
+    carry_out(config, _words(systems) or None, out)
+
+
+def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) -> None:
+    """Measure, print both tables, and make the page."""
+    setting = prepare(config, systems)
     folder = new_folder(out)
     _announce(folder, setting)
     progress = _Progress(setting)
@@ -84,7 +91,11 @@ def bench(
     finally:
         results = write_results(folder, setting)
     _print(results, setting)
-    _report(folder)
+    note(f"tables in {folder}: step_time.md, time_to_accuracy.md; raw events in events/ and {RUNS}/")
+    try:
+        report(folder)
+    except MissingExtra as missing:
+        note(f"no page was made: {missing.message} ({missing.hint})")
 
 
 def _words(text: str | None) -> list[str]:
@@ -101,10 +112,11 @@ def _numbers(text: str | None) -> tuple[int, ...]:
 def _announce(folder: Path, setting: Setting) -> None:
     config = setting.config
     rates = ", ".join(map(format_rate, config.rates_bits_per_s)) if setting.shaped else "loopback"
-    note(
-        f"bench: {len(config.systems)} systems; workers {', '.join(map(str, config.workers))}; {rates}; "
-        f"{len(config.nets)} net{'s' if len(config.nets) != 1 else ''}, compute emulated; results in {folder}"
-    )
+    nets = f"{count(len(config.nets), 'net')}, compute emulated"
+    grid = [f"workers {', '.join(map(str, config.workers))}", rates, nets]
+    parts = grid if config.workers else []
+    parts += [f"{study.recipe} trained by {study.workers} workers" for study in config.studies]
+    note(f"{count(len(config.systems), 'system')}; {'; '.join(parts)}; results in {folder}")
     if setting.no_lab is not None:
         note(f"warning: no lab here, so rates do not apply: {setting.no_lab}")
     if setting.no_rivals is not None:
@@ -156,6 +168,8 @@ def _print(results: Results, setting: Setting) -> None:
     if not console.is_terminal:
         console.width = WIDEST
     for title, tables in (("Step time", results.step_time), ("Time to accuracy", results.time_to_accuracy)):
+        if not tables:
+            continue
         console.print(f"\n[bold]{title}[/bold]")
         if setting.no_rivals is not None:
             console.print(f"rivals: {setting.no_rivals}")
@@ -174,8 +188,3 @@ def _drawn(table: Table) -> RichTable:
     for texts in table.rows:
         drawn.add_row(*texts)
     return drawn
-
-
-def _report(folder: Path) -> None:
-    """Where the page about it is made."""
-    note(f"results in {folder}: step_time.md, time_to_accuracy.md, raw events in events/ and {RUNS}/")
