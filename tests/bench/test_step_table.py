@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.records import timed
-from thinwire.bench.spread import Table, spread
 from thinwire.bench.step_table import COLUMNS, FULL_NOTE, rows_of, tables_of
+from thinwire.bench.table import Table
+from thinwire.spread import Spread
 
 SYSTEMS = ("silent", "all-reduce", "ddp", "absent")
 
@@ -75,6 +76,6 @@ def test_markdown_has_a_heading_the_rows_and_the_notes() -> None:
 
 
 def test_spread_is_the_median_with_quartiles() -> None:
-    assert spread([3.0, 1.0, 2.0]).median == 2
-    assert (spread([3.0, 1.0, 2.0]).low, spread([3.0, 1.0, 2.0]).high) == (1.5, 2.5)
-    assert spread([7.0]).count == 1
+    assert Spread.of([3.0, 1.0, 2.0]).median == 2
+    assert (Spread.of([3.0, 1.0, 2.0]).low, Spread.of([3.0, 1.0, 2.0]).high) == (1.5, 2.5)
+    assert Spread.of([7.0]).count == 1

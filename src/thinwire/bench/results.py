@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.bench import accuracy_table, step_table
 from thinwire.bench.run import Setting
-from thinwire.bench.spread import Table
+from thinwire.bench.table import Table
 from thinwire.events import StepTimed, read_events
 
 

@@ -14,7 +14,7 @@ from thinwire.bench import config as configs
 from thinwire.bench.config import RUNS, BenchConfig, Study
 from thinwire.bench.plan import Outlook
 from thinwire.bench.provenance import provenance
-from thinwire.bench.systems import HOW_TO_GET_RIVALS, choose, find, load_rivals
+from thinwire.bench.systems import HOW_TO_GET_RIVALS, Family, choose, family_of, find, load_rivals
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, Failed, read_events
 from thinwire.lab.description import Description, Host
@@ -39,6 +39,8 @@ class Setting:
     """Why labs cannot be made here; None if they can."""
     no_rivals: str | None
     """Why there are none."""
+    families: dict[str, Family]
+    """What each system is: the ceiling, ours, or a rival."""
     absent: dict[str, str]
     """Systems that cannot run here, and why."""
     no_data: dict[str, str] = field(default_factory=dict)
@@ -59,11 +61,13 @@ def prepare(config: BenchConfig, systems: list[str] | None) -> Setting:
     rivals = load_rivals(config.rivals)
     names = choose(systems, rivals)
     config = replace(config, systems=tuple(names))
-    reasons = {name: find(name, rivals).available() for name in names}
+    systems_by_name = {name: find(name, rivals) for name in names}
+    reasons = {name: system.available() for name, system in systems_by_name.items()}
     return Setting(
         config=config,
         no_lab=_no_lab(),
         no_rivals=None if rivals else f"not found: {HOW_TO_GET_RIVALS}",
+        families={name: family_of(system) for name, system in systems_by_name.items()},
         absent={name: reason for name, reason in reasons.items() if reason is not None},
         no_data={study.recipe: why for study in config.studies if (why := _no_data(study)) is not None},
     )
@@ -100,6 +104,7 @@ def measure(folder: Path, setting: Setting, watch: Watch, begin: Callable[[str, 
     about: dict[str, Any] = {
         "network": "lab" if setting.shaped else f"loopback: {setting.no_lab}",
         "rivals": setting.no_rivals or "found",
+        "families": setting.families,
         "absent": setting.absent,
         "no_data": setting.no_data,
         "begin": provenance(),

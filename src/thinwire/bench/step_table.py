@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from thinwire.bench.plan import Cell
-from thinwire.bench.spread import Spread, Table, as_megabytes, of_known, short, spread
 from thinwire.bench.systems import BASELINE, CEILING
+from thinwire.bench.table import Table, as_megabytes, of_known, short
 from thinwire.events import StepTimed
 from thinwire.lab.nets import parse_net
 from thinwire.lab.rates import format_rate
+from thinwire.spread import Spread
 
 COLUMNS = (
     "system",
@@ -126,7 +127,7 @@ def _against(other: Mapping[int, StepTimed], own: Mapping[int, StepTimed]) -> Sp
     """The other's step time over ours, within each turn that both have."""
     pairs = [(other[turn].step_s, own[turn].step_s) for turn in own if turn in other]
     ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
-    return spread(ratios) if ratios else None
+    return Spread.of(ratios) if ratios else None
 
 
 def tables_of(rows: Sequence[Row], remark: str = "") -> list[Table]:

@@ -16,7 +16,7 @@ from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig, new_folder
 from thinwire.bench.plan import Cell, cells
 from thinwire.bench.results import Results, write_results
 from thinwire.bench.run import Setting, measure, prepare
-from thinwire.bench.spread import Table
+from thinwire.bench.table import Table
 from thinwire.cli.output import note
 from thinwire.cli.report import report
 from thinwire.errors import MissingExtra, SettingError

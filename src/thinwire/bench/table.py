@@ -1,48 +1,17 @@
-"""A number that was measured several times, and tables for people; no torch."""
+"""Tables for people, as text; no torch."""
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The median, and the quartiles around it."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    def show(self, digits: int) -> str:
-        """
-        >>> spread([0.1, 0.2, 0.4]).show(1)
-        '0.2'
-        """
-        return f"{self.median:.{digits}f}"
-
-    def show_quartiles(self, digits: int) -> str:
-        """
-        >>> spread([0.1, 0.2, 0.4]).show_quartiles(2), spread([0.1]).show_quartiles(2)
-        ('0.15-0.30', '-')
-        """
-        return "-" if self.count == 1 else f"{self.low:.{digits}f}-{self.high:.{digits}f}"
-
-
-def spread(values: Sequence[float]) -> Spread:
-    """Of at least one value."""
-    if len(values) == 1:
-        return Spread(values[0], values[0], values[0], 1)
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return Spread(middle, low, high, len(values))
+from thinwire.spread import Spread
 
 
 def of_known(values: Sequence[float | None]) -> Spread | None:
     """Of those that are known; None if none is."""
     known = [value for value in values if value is not None]
-    return spread(known) if known else None
+    return Spread.of(known) if known else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
