@@ -156,6 +156,7 @@ def clipping(place: Place) -> Arrays:
             if step % 2:
                 norms.append(link.clip_grad_norm_(0.1))
             optimizer.step()
+            link.clip_grad_norm_(0.001)  # too late to change anything
     return arrays(model) | {"norms": torch.stack(norms).numpy()}
 
 
@@ -228,16 +229,21 @@ class Odd(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
-        x = linear(x * self.scale, self.inner.weight).tanh()
-        x = self.twin(self.tied(x).tanh()) + self.inner(x)
+        x = self.twin(self.tied(x * self.scale).tanh())
+        x = linear(x, self.inner.weight).tanh() + self.inner(x)
         out: Tensor = self.last(self.turns[self.calls % 2](x))
         return out
 
 
 def odd_models(place: Place) -> Arrays:
     model = seeded(Odd)
+    assert isinstance(model, Odd)
     optimizer = AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
     with place.attach(model, optimizer):
+        fail = model.tied.register_forward_hook(lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):  # what comes after it is not seen
+            model(place.part(0)[0])
+        fail.remove()
         for step in range(STEPS):
             backward(model, optimizer, place, step)
             optimizer.step()

@@ -22,6 +22,10 @@ def backward(model: nn.Module, step: int = 0) -> None:
     loss_of(model, batch(step)).backward()
 
 
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
 class Own(SGD):
     """An optimizer of the user's."""
 
@@ -96,6 +100,10 @@ def test_gradients_that_were_never_sent() -> None:
             with pytest.raises(UsageError, match=r"6 parameters, such as \d.\w+, have gradients") as caught:
                 step()
             assert "link.no_sync()" in caught.value.hint
+    after = gradients(model)  # which are the user's own again
+    model.zero_grad()
+    backward(model)
+    assert all(torch.equal(a, 2 * g) for a, g in zip(after, gradients(model), strict=True))
 
 
 def test_gradients_that_are_kept_as_zeros() -> None:
@@ -140,18 +148,20 @@ class Sly(nn.Module):
 
 @pytest.mark.parametrize("quietly", [False, True], ids=["sync", "no_sync"])
 def test_a_weight_used_before_its_update(quietly: bool) -> None:
+    """With `quietly` the backward that sends is innocent, and its forward asks for the update."""
     model = Sly()
     optimizer = sgd(model)
-    with tw.attach(model, optimizer, FORWARD, bucket_bytes=64) as link:
-        backward(model)
-        optimizer.step()
-        model.sly = True
-        if quietly:
-            with link.no_sync():
-                backward(model)
-        with pytest.raises(UsageError, match=r"inner\.weight was used before its update") as caught:
+    link = tw.attach(model, optimizer, FORWARD, bucket_bytes=64)
+    backward(model)
+    optimizer.step()
+    model.sly = True
+    if quietly:
+        with link.no_sync():
             backward(model)
-        assert "call modules" in caught.value.hint
+        model.sly = False
+    with pytest.raises(UsageError, match=r"inner\.weight was used before its update") as caught, link:
+        backward(model)
+    assert "call modules" in caught.value.hint
 
 
 def test_parameters_left_to_another_optimizer_are_warned_about() -> None:

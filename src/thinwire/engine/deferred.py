@@ -101,11 +101,8 @@ class Deferred:
     def bucket_is_full(self, index: int) -> None:
         load = self._loads[index]
         load.bucket.gather_(self.weight)
-        if load.missed and any(p.grad is not None for p in load.bucket.parameters):
-            raise UsageError(
-                f"one of {', '.join(load.bucket.names)} was used before its update, without its module",
-                hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
-            )
+        if load.missed:
+            _check_unused(load.bucket)
         for parameter in load.bucket.parameters:
             parameter.grad = None  # the engine owns it now; whoever still looks for it finds nothing
         self._send(load)
@@ -169,6 +166,7 @@ class Deferred:
         if not load.to_step:
             return
         self._pieces.wait(load.bucket.index)
+        _check_unused(load.bucket)
         parameters = load.bucket.parameters
         for name, parameter, version in zip(load.bucket.names, parameters, load.versions, strict=True):
             if parameter._version != version:
@@ -224,6 +222,15 @@ class Deferred:
         self._drop()
         self._launcher.receive_buffers()
         return self._loads[0].bucket.mean_weight()
+
+
+def _check_unused(bucket: ParameterBucket) -> None:
+    """A gradient of before the update can only come from a use that did not ask for the update."""
+    if any(p.grad is not None for p in bucket.parameters):
+        raise UsageError(
+            f"one of {', '.join(bucket.names)} was used before its update, without its module",
+            hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
+        )
 
 
 @contextlib.contextmanager
