@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
@@ -31,8 +32,6 @@ class Reducer:
     def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         """How much this worker's gradient counts in the coming pass."""
-        self.weighted = False
-        """Whether workers count differently: divide by the mean weight."""
         self.arrivals = Arrivals(buckets, self, announce=overlap == "backward")
         self._buckets = buckets
         self._launcher = launcher
@@ -55,7 +54,7 @@ class Reducer:
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
             self._launcher.wait(task)
             if not bucket.gradient.is_cpu:
-                bucket.scatter_(weighted=self.weighted)
+                bucket.scatter_()
         self._launcher.receive_buffers()
         self.weight = 1.0
 
@@ -70,13 +69,13 @@ class Reducer:
 
         Not for other devices, where only the training thread knows the stream that backward uses.
         """
-        work, weighted = Work(), self.weighted
+        work = Work()
 
         def scatter() -> None:
             try:
                 if task.error is not None:
                     raise task.error
-                bucket.scatter_(weighted=weighted)
+                bucket.scatter_()
             except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
                 work.fail(error)
             else:
@@ -89,7 +88,7 @@ class Reducer:
         """Take part in the others' reduction with nothing to add; how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.gradient.zero_()
+            bucket.shadow_()
             self._tasks.append(self._launcher.reduce(bucket))
         for task in self._tasks:
             self._launcher.wait(task)
@@ -115,6 +114,9 @@ class Reducer:
     def settle(self) -> None:
         """Nothing is ever pending here."""
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
-        parameters = [p for bucket in self._buckets for p in bucket.parameters]
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    def gradients(self) -> AbstractContextManager[None]:
+        """The gradients are the parameters' own anyway."""
+        return nullcontext()
+
+    def give_back(self) -> None:
+        """Nothing is ever kept here."""
