@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.bench.accuracy_table import TIME_IS_UP, missing_table, rows_of, table_of, target_of
+from thinwire.bench.accuracy_table import NOT_RUN, missing_table, rows_of, table_of, target_of
 from thinwire.bench.config import QUICK, BenchConfig, run_folder
 from thinwire.events import Evaluated, EventWriter, Failed, Summary
 from thinwire.recipes.base import Target
@@ -59,7 +59,7 @@ def test_each_system_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert (ours.seconds_to_target, ours.steps_to_target, ours.speed_up) == (2.0, 12, 1.5)
     assert (ddp.seconds_to_target, ddp.speed_up, ddp.exposed_share) == (3.0, 1.0, None)
     assert silent.seconds_to_target is None
-    assert (late.unavailable, absent.unavailable) == (TIME_IS_UP, "not installed: x")
+    assert (late.unavailable, absent.unavailable) == (NOT_RUN, "not installed: x")
     assert broken.unavailable == "failed: it broke"
     table = table_of(STUDY, rows)
     texts = [row[:2] for row in table.rows]

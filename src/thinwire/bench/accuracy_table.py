@@ -16,7 +16,7 @@ from thinwire.recipes.base import Target
 
 SLACK = 0.005
 """Relative: a target of exactly what exact SGD ends with would be a coin toss."""
-TIME_IS_UP = "not run: the time for this study was up"
+NOT_RUN = "not run: the time for this study was up, or the benchmark ended before"
 COLUMNS = (
     "system",
     "to target, s",
@@ -114,7 +114,7 @@ def rows_of(
     for name, curve in curves.items():
         summary, hit = curve.summary, reached[name]
         if summary is None:
-            reason = absent.get(name) or curve.failed or TIME_IS_UP
+            reason = absent.get(name) or curve.failed or NOT_RUN
             rows.append(Row(recipe=study.recipe, system=name, metric=own.metric, unavailable=reason))
             continue
         tells = summary.messages > 0 or name == CEILING

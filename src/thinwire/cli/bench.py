@@ -88,6 +88,9 @@ def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) 
     progress = _Progress(setting)
     try:
         measure(folder, setting, progress.watch, progress.begin)
+    except KeyboardInterrupt:
+        note(f"interrupted; what was measured so far is in {folder}")
+        raise
     finally:
         results = write_results(folder, setting)
     _print(results, setting)
