@@ -28,8 +28,9 @@ BUCKETS = 24
 backward (or the start of forward), more cost more messages and more of the processor."""
 MOST_BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 1 << 20
-LEAST_FORWARD_BUCKET_BYTES = 64 << 10
-"""With overlap="forward", where the layers that are needed first come last."""
+LEAST_FORWARD_MESSAGE_BYTES = 64 << 10
+"""With overlap="forward", where the layers that are needed first come last, buckets may be smaller: a ring of
+P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
 
 def attach(
@@ -54,7 +55,7 @@ def attach(
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a `Wire`).
         bucket_bytes: gradients travel in pieces of about this size; by default a 24th of the model, but
-            no more than 25 MiB and no less than 1 MiB (64 KiB with `overlap="forward"`).
+            no more than 25 MiB and no less than 1 MiB (64 KiB per worker with `overlap="forward"`).
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -85,7 +86,7 @@ def attach(
         _start_alike(model, settings, wire, timeout_s)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if bucket_bytes is None:
-            bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy)
+            bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
         return Link(
             model,
             optimizer,
@@ -101,8 +102,10 @@ def attach(
         raise
 
 
-def _usual_bucket_bytes(model_bytes: int, strategy: Strategy) -> int:
-    least = LEAST_FORWARD_BUCKET_BYTES if strategy.overlap == "forward" else LEAST_BUCKET_BYTES
+def _usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
+    # Not for others: state that a strategy keeps per bucket must fit when the number of workers changes.
+    forward = strategy.overlap == "forward"
+    least = LEAST_FORWARD_MESSAGE_BYTES * world_size if forward else LEAST_BUCKET_BYTES
     return min(max(model_bytes // BUCKETS, least), MOST_BUCKET_BYTES)
 
 
