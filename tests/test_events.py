@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from thinwire.events import (
     Record,
     RunEnded,
     RunStarted,
+    StepTimed,
     Summary,
     from_line,
     read_events,
@@ -68,6 +70,22 @@ RECORDS: list[Record] = [
         sent_bytes_per_step=0.1,
         messages=6,
         exposed_share=0.8,
+    ),
+    StepTimed(
+        system="ddp",
+        family="rival",
+        workers=8,
+        rate_bits_per_s=2e8,
+        net="params=5e6,layers=16,forward=0.1,backward=0.2",
+        turn=1,
+        step_s=1.7,
+        compute_s=0.3,
+        exposed_s=None,
+        processor_s=0.05,
+        sent_bytes=3.5e7,
+        messages=None,
+        emulated=True,
+        unavailable=None,
     ),
     Failed(host="h", error="NumericError", message="the loss is nan", hint="lower the rate"),
 ]
@@ -178,3 +196,12 @@ def test_writing_costs_little(tmp_path: Path) -> None:
         for _ in range(200):
             writer.write(RECORDS[1])
         assert (time.process_time() - began) / 200 < 2e-3
+
+
+def test_a_system_that_could_not_run_has_a_reason_and_no_numbers() -> None:
+    timed = next(record for record in RECORDS if isinstance(record, StepTimed))
+    absent = dataclasses.replace(
+        timed, unavailable="not installed: pip install x", step_s=None, processor_s=None, sent_bytes=None
+    )
+    event = Event(1.0, 0, absent)
+    assert from_line(to_line(event)) == event

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-WITHOUT_TORCH = ["errors", "events", "strategies", "traffic", "wire.base", "cli"]
+WITHOUT_TORCH = ["errors", "events", "report.write", "strategies", "traffic", "units", "wire.base", "cli"]
 
 
 def run(*arguments: str, **environment: str) -> str:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 FOLDER = "events"
 
@@ -130,9 +130,48 @@ class Failed:
     """Whether it only follows from another worker's failure."""
 
 
-Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepTimed:
+    """One block of a benchmark: a few steps of one system, timed; numbers are per step and worker.
+
+    A system that cannot run has one record per cell, with the reason in `unavailable` and no numbers.
+    """
+
+    kind: ClassVar[str] = "step_timed"
+    system: str
+    family: Literal["ceiling", "ours", "rival"]
+    workers: int
+    rate_bits_per_s: float | None
+    """Bandwidth of every host's path; None over loopback, where no rate applies."""
+    net: str
+    """What was trained, in the words it was asked for with."""
+    turn: int
+    """Blocks of the same turn followed each other closely: ratios are taken within a turn."""
+    step_s: float | None
+    """By the clock of the slowest worker."""
+    compute_s: float
+    """Forward and backward without any communication, in theory."""
+    exposed_s: float | None
+    """Waiting for the wire, mean over workers; None where a system does not tell."""
+    processor_s: float | None
+    """Of all threads of a worker, mean over workers."""
+    sent_bytes: float | None
+    """Counted by the hosts' interfaces, mean over workers; over loopback what a strategy says, or None."""
+    messages: float | None
+    """None where a system does not tell."""
+    emulated: bool
+    """Whether compute was emulated: layers that wait as long as an accelerator would take."""
+    unavailable: str | None
+    """Why this system could not run here ("not installed: ..."); None if it did."""
+    metered_bytes: float | None = None
+    """What a strategy says it handed to the wire, beside what the interfaces counted."""
+    processor_full: bool = False
+    """Whether the processors of this machine, not the wire, set the time."""
+
+
+Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed
 KINDS: Mapping[str, type[Record]] = {
-    cls.kind: cls for cls in (RunStarted, Progress, Evaluated, RunEnded, Summary, Failed)
+    cls.kind: cls for cls in (RunStarted, Progress, Evaluated, RunEnded, Summary, Failed, StepTimed)
 }
 
 

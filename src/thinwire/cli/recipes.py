@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import typer
 
-from thinwire.cli.output import as_metric, table
+from thinwire.cli.output import table
 from thinwire.recipes import registry
+from thinwire.units import as_metric
 
 
 def recipes() -> None:

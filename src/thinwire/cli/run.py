@@ -19,6 +19,7 @@ from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
 from thinwire.recipes.scalars import Scalars
 from thinwire.recipes.worker import work
+from thinwire.units import count
 
 POLL_S = 0.1
 LAUNCHER_GRACE_S = 3.0
@@ -193,11 +194,3 @@ def run_under_torchrun(out: Path | None, config: RunConfig, *, tensorboard: bool
         work(out, config, os.environ, watch)
     assert state.summary is not None, "rank 0 writes a summary when training ends well"
     return Outcome(state.summary, time.monotonic() - began, out)
-
-
-def count(number: int, noun: str) -> str:
-    """
-    >>> count(1, "worker"), count(4, "worker")
-    ('1 worker', '4 workers')
-    """
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

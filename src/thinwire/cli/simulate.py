@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.cli.output import as_bytes, as_metric, as_percent, note
+from thinwire.cli.output import note
 from thinwire.cli.run import empty_folder
 from thinwire.errors import SettingError, check
 from thinwire.events import Event, Progress, plain
@@ -20,6 +20,7 @@ from thinwire.lab.nets import Net, parse_net
 from thinwire.recipes import registry
 from thinwire.recipes.config import Choices, resolve, write_config
 from thinwire.strategies import registry as strategies
+from thinwire.units import as_bytes, as_metric, as_percent
 
 if TYPE_CHECKING:
     from thinwire.recipes.virtual import Cluster, Simulated

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import as_bytes, as_duration, as_metric, as_percent, table
+from thinwire.cli.output import table
 from thinwire.cli.run import Outcome, new_folder, run_here, run_under_torchrun
 from thinwire.errors import SettingError
 from thinwire.recipes import registry, scalars
 from thinwire.recipes.config import Choices, resolve
+from thinwire.units import as_bytes, as_duration, as_metric, as_percent
 
 DEFAULT_WORKERS = 4
 

@@ -13,8 +13,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from thinwire.cli.output import as_bytes, as_duration, as_metric, note
+from thinwire.cli.output import note
 from thinwire.cli.state import RunState
+from thinwire.units import as_bytes, as_duration, as_metric
 
 LINE_EVERY_S = 2.0
 """At most one line in this time,"""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import replicas, state
+from thinwire.engine import claims, replicas, state
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
@@ -67,7 +67,6 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
-        self._num_trainable = _num_trainable(optimizer)
         self.timeout_s = timeout_s
         self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
@@ -77,13 +76,14 @@ class Link:
         # Where replicas differ so may their buffers, and Silent must stay silent.
         self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._engine)
         self._attached = True
-        self._progress = ProgressThread("thinwire-progress")
+        self._parameters = {id(p): p for bucket in buckets for p in bucket.parameters}
         self._state = strategy.init(buckets, self._wire)
         self._reducer: Reducer | Deferred = (
             Deferred(model, optimizer, buckets, bucket_bytes, self)
             if strategy.overlap == "forward"
             else Reducer(buckets, strategy.overlap, self)
         )
+        self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
         self._mixer = Mixer(buckets, self._mix, self._progress.driver)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
@@ -94,6 +94,7 @@ class Link:
             optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
+        claims.claim(self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -161,21 +162,21 @@ class Link:
             self._reducer.arrivals.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much the next backward counts: gradients become the mean over samples, not workers.
+        """How much the next backward of this worker counts: gradients become the mean over samples,
+        not over workers.
 
-        Call it on every worker before each backward. In a half-precision model the weight is
-        rounded to that precision, so pass a share of the usual batch rather than a large number.
+        It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
+        or pass a share of the usual batch where a batch is smaller. In a half-precision model the
+        weight is rounded to that precision, so there a share is better than a large number.
         """
         valid = math.isfinite(num_samples) and num_samples >= 0
         check(valid, "num_samples", "zero or a positive number", num_samples)
         self._reducer.weight = float(num_samples)
-        self._reducer.weighted = True
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
-        before, self._reducer.weighted = self._reducer.weighted, True
         self._buffers.joining = True
         yield
         self._buffers.present = False
@@ -185,7 +186,6 @@ class Link:
         elif overrides(self.strategy, "mix"):
             raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
         self._buffers.joining, self._buffers.present = False, True
-        self._reducer.weighted = before
         if self.strategy.replicas_agree:
             self._adopt_last()
 
@@ -193,14 +193,16 @@ class Link:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
 
         Called by all workers. Forward passes and state dicts finish the steps they need by
-        themselves; call it before code that reads parameters directly, such as a moving average.
+        themselves; call it before code that reads or changes parameters directly, such as a moving
+        average or a clamp.
         """
         self._reducer.settle()
         self._wait_for(self._mixer.finishing())
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
-        return self._reducer.clip_grad_norm_(max_norm, norm_type)
+        with self._reducer.gradients():
+            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     @torch.no_grad()
     def average_(self) -> None:
@@ -230,6 +232,7 @@ class Link:
             return
         try:
             self.settle()
+            self._reducer.give_back()
             self._stop_serving()
             self._leave_together()
         finally:
@@ -278,6 +281,7 @@ class Link:
 
     def _unhook(self) -> None:
         self._attached = False
+        claims.release(self._parameters.values())
         self._reducer.unhook()
         for handle in self._handles:
             handle.remove()
@@ -316,12 +320,14 @@ class Link:
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._reducer.check_step(args, kwargs)
-        trainable = _num_trainable(self._optimizer)
-        if trainable != self._num_trainable:
-            raise UsageError(
-                f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
-                hint="after freezing or unfreezing parameters, detach and attach again",
-            )
+        # From the optimizer's lists: walking the model in every step is slow.
+        for group in self._optimizer.param_groups:
+            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
+                raise UsageError(
+                    "optimizer holds a parameter that requires a gradient and did not, or was not in the "
+                    "model, at attach: nobody would send it",
+                    hint="after unfreezing or adding parameters, detach and attach again",
+                )
         with range_of("land"):
             self._wait_for(self._mixer.landing(self._steps))
 
@@ -384,8 +390,3 @@ class Link:
         if self.rank != source:
             self._optimizer.load_state_dict(optimizer)
         self._steps = int(steps.max())
-
-
-def _num_trainable(optimizer: Optimizer) -> int:
-    # From the optimizer's lists: walking the model in every step is slow.
-    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
@@ -32,8 +33,6 @@ class Reducer:
     def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         """How much this worker's gradient counts in the coming pass."""
-        self.weighted = False
-        """Whether workers count differently: divide by the mean weight."""
         self.arrivals = Arrivals(buckets, self, announce=overlap == "backward")
         self._buckets = buckets
         self._launcher = launcher
@@ -61,7 +60,7 @@ class Reducer:
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
             yield task
             if not bucket.gradient.is_cpu:
-                bucket.scatter_(weighted=self.weighted)
+                bucket.scatter_()
         yield from self._launcher.receiving_buffers()
         self.weight = 1.0
 
@@ -76,13 +75,13 @@ class Reducer:
 
         Not for other devices, where only the training thread knows the stream that backward uses.
         """
-        work, weighted = Work(), self.weighted
+        work = Work()
 
         def scatter() -> None:
             try:
                 if task.error is not None:
                     raise task.error
-                bucket.scatter_(weighted=weighted)
+                bucket.scatter_()
             except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
                 work.fail(error)
             else:
@@ -95,7 +94,7 @@ class Reducer:
         """Take part in the others' reduction with nothing to add; how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.gradient.zero_()
+            bucket.shadow_()
             self._tasks.append(self._launcher.reduce(bucket))
         for work in chain(self._tasks, self._launcher.receiving_buffers()):
             self._launcher.wait(work)
@@ -121,9 +120,12 @@ class Reducer:
         """Nothing is ever pending here."""
 
     def reducing(self) -> Iterator[Work]:
-        """What to wait for before gradients can be clipped: nothing, they are final."""
+        """What to wait for before gradients can be looked at: nothing, they are final."""
         return iter(())
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
-        parameters = [p for bucket in self._buckets for p in bucket.parameters]
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    def gradients(self) -> AbstractContextManager[None]:
+        """The gradients are the parameters' own anyway."""
+        return nullcontext()
+
+    def give_back(self) -> None:
+        """Nothing is ever kept here."""

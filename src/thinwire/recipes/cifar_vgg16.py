@@ -14,7 +14,7 @@ def cifar_vgg16() -> Recipe:
         name="cifar-vgg16",
         summary="VGG-16 with batch norm on CIFAR-10; needs --data DIR with cifar10.npz or the binary batches",
         training=_training,
-        target=Target(metric="accuracy", value=0.90),
+        target=Target(metric="accuracy", value=0.88),
         epochs=20,
         batch_size=128,
         locate=find_cifar,

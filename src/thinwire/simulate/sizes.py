@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from thinwire.engine.deferred import PROFILED_PASSES
+from thinwire.engine.pieces import PROFILED_PASSES
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine import state
-from thinwire.engine.attach import BUCKET_BYTES, piece_bytes
+from thinwire.engine.attach import usual_bucket_bytes
 from thinwire.engine.buckets import make_buckets
 from thinwire.engine.buffers import Buffers
 from thinwire.engine.deferred import Deferred
@@ -65,7 +65,8 @@ class Ways:
     compute: Compute
     shares: tuple[float, ...] | None = None
     """Each trainable parameter's part of the computing time; None: its part of all parameters."""
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int | None = None
+    """None: what `attach` would take."""
 
 
 @dataclass(slots=True)
@@ -98,9 +99,9 @@ class VirtualWorker:
         self._wire = MeteredWire(wire, self._meter)
         engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         named = [(name, p) for name, p in learner.model.named_parameters() if p.requires_grad]
-        bucket_bytes = stage.ways.bucket_bytes
-        if strategy.overlap == "forward":
-            bucket_bytes = min(bucket_bytes, piece_bytes(sum(p.nbytes for _, p in named)))
+        bucket_bytes = stage.ways.bucket_bytes or usual_bucket_bytes(
+            sum(p.nbytes for _, p in named), strategy, wire.world_size
+        )
         self._buckets = make_buckets(named, bucket_bytes)
         self._timetable = _timetable([(name, p.numel()) for name, p in named], self._buckets, stage.ways)
         self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", engine)
@@ -189,7 +190,8 @@ class VirtualWorker:
     async def _step(self) -> None:
         if self._learner.clip_norm is not None:
             await self._wait_for(self._reducer.reducing())
-            self._reducer.clip_grad_norm_(self._learner.clip_norm, 2.0)
+            with self._reducer.gradients():
+                nn.utils.clip_grad_norm_(self._learner.model.parameters(), self._learner.clip_norm)
         await self._wait_for(self._mixer.landing(self.steps))
         self._learner.optimizer.step()
         self._reducer.record_step()
