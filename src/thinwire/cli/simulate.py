@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from thinwire.recipes.virtual import Cluster, Simulated
 
 DEFAULT_STRATEGIES = ("silent", "all-reduce")
-TELL_EVERY_S = 2.0
+TELL_EVERY_S = 5.0
 MOST_WORKERS = 100_000
 
 
