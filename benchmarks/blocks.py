@@ -33,7 +33,7 @@ class Contender:
     strategy: Strategy | None = None
     """None is torch's DistributedDataParallel."""
     bucket_bytes: int | None = None
-    """The first bucket of DDP and of ours is at most 1 MiB. None is each one's own choice: 25 MiB for DDP."""
+    """None is each one's own choice: 25 MiB for DDP, the first one 1 MiB."""
     views: bool = False
     """DDP's `gradient_as_bucket_view`."""
 

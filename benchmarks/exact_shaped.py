@@ -31,15 +31,19 @@ from benchmarks.blocks import (
     spread,
     table,
 )
+from thinwire.hosts.description import describe
 from thinwire.lab.control import Control
-from thinwire.lab.description import describe
 from thinwire.lab.job import Job
 from thinwire.lab.nets import parse_net
 from thinwire.lab.run import run
 
 RATIOS = (0.5, 1.0, 2.0)
 """Seconds of communication over seconds of compute."""
-RIVALS = tuple(Contender(name=f"DDP {size} MiB", bucket_bytes=size * MIB) for size in (1, 4, 25))
+RIVALS = (
+    Contender(name="DDP 1 MiB", bucket_bytes=MIB),
+    Contender(name="DDP 4 MiB", bucket_bytes=4 * MIB),
+    Contender(name="DDP 25 MiB"),  # as it comes: only then its first bucket is one of 1 MiB
+)
 OURS = (
     Contender(name="AllReduce forward", strategy=tw.AllReduce(overlap="forward")),
     Contender(name="AllReduce backward", strategy=tw.AllReduce(overlap="backward")),

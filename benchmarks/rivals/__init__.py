@@ -11,9 +11,7 @@ with rival.join(model, optimizer) as (model, optimizer):
         optimizer.step()
 ```
 
-`torch.distributed` is initialised before `join`, by the caller. Inside, the caller uses what `join` hands
-out: some systems wrap the model, some the optimizer. All workers enter and leave together, and start from
-equal parameters.
+What a system promises, and what it may expect of the caller, is said in `thinwire.bench.systems`.
 
 An adapter is one file of less than 80 lines that states its settings as fields; thinwire never imports any.
 """
@@ -21,46 +19,29 @@ An adapter is one file of less than 80 lines that states its settings as fields;
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from typing import Protocol
 
 from torch import nn
 from torch.optim import Optimizer
 
+from thinwire.bench.systems import System
 from thinwire.errors import check_one_of
 
 Joined = AbstractContextManager[tuple[nn.Module, Optimizer]]
 
 
-class Rival(Protocol):
-    """One system with its settings."""
-
-    @property
-    def name(self) -> str:
-        """How tables call it."""
-        ...
-
-    def available(self) -> str | None:
-        """Why it cannot run here ("not installed: ..."), or None if it can."""
-        ...
-
-    def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
-        """Make the loop in the `with` block distributed; leaving it takes everything off again."""
-        ...
-
-
-def all_rivals() -> dict[str, Rival]:
+def all_rivals() -> dict[str, System]:
     """Every rival by its name, with the settings of the standard benchmark."""
     from benchmarks.rivals.ddp import Ddp, Fp16, PowerSgd
     from benchmarks.rivals.post_local_sgd import PostLocalSgd
     from benchmarks.rivals.torchft_diloco import TorchftDiLoCo
     from benchmarks.rivals.torchft_local_sgd import TorchftLocalSgd
 
-    rivals: list[Rival] = [Ddp(), Fp16(), *(PowerSgd(rank=rank) for rank in (1, 2, 4))]
+    rivals: list[System] = [Ddp(), Fp16(), *(PowerSgd(rank=rank) for rank in (1, 2, 4))]
     rivals += [PostLocalSgd(), TorchftLocalSgd(), TorchftDiLoCo()]
     return {rival.name: rival for rival in rivals}
 
 
-def find(name: str) -> Rival:
+def find(name: str) -> System:
     """The rival of this name."""
     rivals = all_rivals()
     check_one_of("rival", name, rivals)

@@ -25,8 +25,9 @@ class Ddp:
     """Exact SGD: buckets are all-reduced while backward runs."""
 
     name: str = "ddp"
-    bucket_cap_mb: int = 25
-    """torch's default."""
+    bucket_cap_mb: int | None = None
+    """torch's own: 25 MiB, the first one 1 MiB; given as 25, the first one would be as large."""
+    period: int = 1
 
     def available(self) -> str | None:
         return None
@@ -40,6 +41,7 @@ class Fp16:
     """DDP with gradients in half precision on the wire."""
 
     name: str = "ddp-fp16"
+    period: int = 1
 
     def available(self) -> str | None:
         return None
@@ -57,6 +59,7 @@ class PowerSgd:
     rank: int
     start_step: int = 2
     """Steps of plain all-reduce before. torch's own 1000 would hide it in a short run; 2 is the least."""
+    period: int = 1
 
     @property
     def name(self) -> str:
@@ -69,6 +72,8 @@ class PowerSgd:
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=self.rank, start_powerSGD_iter=self.start_step
         )
-        wrapped = DistributedDataParallel(model)
+        # One bucket: with two under way, both of Gloo's threads wait in the hook for a third (torch 2.13).
+        whole_mb = 1 + sum(p.nbytes for p in model.parameters()) // 2**20
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=whole_mb)
         wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
         return joined(wrapped, optimizer)

@@ -22,6 +22,10 @@ class TorchftDiLoCo:
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
 
+    @property
+    def period(self) -> int:
+        return self.sync_every
+
     def available(self) -> str | None:
         return missing_torchft()
 

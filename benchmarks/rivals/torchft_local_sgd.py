@@ -19,6 +19,10 @@ class TorchftLocalSgd:
     name: str = "torchft-local-sgd"
     sync_every: int = 8
 
+    @property
+    def period(self) -> int:
+        return self.sync_every
+
     def available(self) -> str | None:
         return missing_torchft()
 

@@ -46,7 +46,7 @@ def test_gradients_go_in_and_out_unchanged(shapes: list[list[int]], dtype: torch
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad.zero_()
-    bucket.scatter_(weighted=False)
+    bucket.scatter_()
     assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True) if p.grad is not None)
 
 
@@ -68,7 +68,7 @@ def test_small_tensors_and_bookkeeping_come_last() -> None:
     (bucket,) = make_buckets(list(linear.named_parameters()), 1 << 20)
     assert bucket.names == ["weight", "bias"]
     assert bucket.exact_from == 6
-    assert bucket.gradient.numel() == 6 + 2 + 1 + 2
+    assert bucket.gradient.numel() == 6 + 2 + 2 + 2
 
 
 def test_a_parameter_nobody_used_keeps_having_no_gradient() -> None:
@@ -76,7 +76,7 @@ def test_a_parameter_nobody_used_keeps_having_no_gradient() -> None:
     used.grad = torch.ones(2)
     bucket = ParameterBucket(0, ["used", "unused"], [used, unused])
     bucket.gather_(1.0)
-    bucket.scatter_(weighted=False)
+    bucket.scatter_()
     assert unused.grad is None
 
 
@@ -87,7 +87,7 @@ def test_channels_last_gradients_survive() -> None:
     bucket = ParameterBucket(0, ["p"], [parameter])
     bucket.gather_(1.0)
     parameter.grad.zero_()
-    bucket.scatter_(weighted=False)
+    bucket.scatter_()
     assert torch.equal(parameter.grad, grad)
 
 

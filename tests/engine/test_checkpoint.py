@@ -25,7 +25,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-@pytest.mark.parametrize("strategy", [Half(), Alone(), tw.AllReduce()])
+@pytest.mark.parametrize("strategy", [Half(), Alone(), tw.AllReduce(), tw.AllReduce(overlap="forward")])
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_goes_on_with_the_same_bits(tmp_path: Path, world_size: int, strategy: Any) -> None:
     whole = run(world_size, Job(folder=tmp_path / "a", until=8, save_at=(3, 5), strategy=strategy))

@@ -17,11 +17,13 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Optimizer
 
 import thinwire as tw
 from tests.exact.compare import Arrays
 from tests.worlds import run_threads
+from thinwire.strategies.base import Overlap
 from thinwire.wire.threads import ThreadWire
 
 BUCKET_BYTES = 200
@@ -37,6 +39,9 @@ class NoLink:
 
     rank, world_size = 0, 1
 
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         yield
@@ -45,6 +50,15 @@ class NoLink:
 
     def weight(self, num_samples: float) -> None:
         pass
+
+    def settle(self) -> None:
+        pass
+
+    def detach(self) -> None:
+        pass
+
+    def clip_grad_norm_(self, max_norm: float) -> Tensor:
+        return clip_grad_norm_(self._model.parameters(), max_norm)
 
     def __enter__(self) -> NoLink:
         return self
@@ -58,6 +72,7 @@ class Place:
     """One worker's place in a world."""
 
     world: Literal["alone", "process"] | ThreadWire
+    overlap: Overlap = "backward"
 
     @property
     def rank(self) -> int:
@@ -76,8 +91,8 @@ class Place:
     ) -> tw.Link | NoLink:
         """Attach with all-reduce and small buckets; links that are open together have a lane each."""
         if self.world == "alone":
-            return NoLink()
-        strategy = settings.pop("strategy", tw.AllReduce())
+            return NoLink(model)
+        strategy = settings.pop("strategy", tw.AllReduce(overlap=self.overlap))
         wire = self.world.lane(lane) if isinstance(self.world, ThreadWire) else None
         settings = {"bucket_bytes": BUCKET_BYTES, **settings}
         return tw.attach(model, optimizer, strategy, process_group=wire, **settings)
@@ -95,8 +110,8 @@ def alone(scenario: Scenario) -> Arrays:
     return scenario(Place("alone"))
 
 
-def in_threads(world_size: int, scenario: Scenario) -> list[Arrays]:
-    return run_threads(world_size, lambda wire: scenario(Place(wire)))
+def in_threads(world_size: int, scenario: Scenario, overlap: Overlap = "backward") -> list[Arrays]:
+    return run_threads(world_size, lambda wire: scenario(Place(wire, overlap)))
 
 
 def batch(step: int) -> Sample:

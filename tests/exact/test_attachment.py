@@ -17,10 +17,16 @@ from tests.exact.compare import Arrays, arrays, difference, same_bits
 from tests.exact.place import Place, alone, in_threads, loss_of, net, sgd
 from tests.worlds import run_threads
 from thinwire.errors import PeerDiffers, SettingError, ThinwireError
-from thinwire.strategies.base import Strategy
+from thinwire.strategies.base import Overlap, Strategy
 from thinwire.wire.threads import ThreadWire
 
-STRATEGIES: list[Strategy] = [tw.AllReduce(), tw.AllReduce(overlap="none"), tw.Silent()]
+OVERLAPS: tuple[Overlap, ...] = ("forward", "backward")
+STRATEGIES: list[Strategy] = [
+    tw.AllReduce(),
+    tw.AllReduce(overlap="forward"),
+    tw.AllReduce(overlap="none"),
+    tw.Silent(),
+]
 
 
 def step_once(model: nn.Module, optimizer: Optimizer, place: Place, step: int) -> None:
@@ -30,8 +36,8 @@ def step_once(model: nn.Module, optimizer: Optimizer, place: Place, step: int) -
 
 
 def hooks(model: nn.Module, optimizer: Optimizer) -> list[Any]:
-    """Everything somebody has hung on the model or the optimizer."""
-    found: list[Any] = []
+    """Everything somebody has hung on the model or the optimizer, or put before their methods."""
+    found = [n for each in (*model.modules(), optimizer) for n in vars(each) if hasattr(type(each), n)]
     for module in model.modules():
         found += [v for name, each in vars(module).items() if name.endswith("_hooks") for v in each.values()]
     for p in model.parameters():
@@ -109,7 +115,8 @@ def test_hooks_are_gone_after_an_error() -> None:
     assert hooks(model, optimizer) == []
 
 
-def test_copies_and_files_of_an_attached_model_are_plain() -> None:
+@pytest.mark.parametrize("overlap", OVERLAPS)
+def test_copies_and_files_of_an_attached_model_are_plain(overlap: Overlap) -> None:
     def copied(place: Place) -> Arrays:
         model = net()
         optimizer = sgd(model)
@@ -129,7 +136,7 @@ def test_copies_and_files_of_an_attached_model_are_plain() -> None:
             step_once(model, optimizer, place, 1)
         return arrays(model)
 
-    everyone = in_threads(2, copied)
+    everyone = in_threads(2, copied, overlap)
     assert same_bits(*everyone)
 
 

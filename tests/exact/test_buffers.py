@@ -20,8 +20,11 @@ from tests.exact.place import (
     sgd,
 )
 from thinwire.engine.buffers import BufferPolicy
+from thinwire.strategies.base import Overlap
 
 STEPS = 5
+SKIPPED = 2
+"""Its gradients are dropped, its buffers are not."""
 POLICIES: tuple[BufferPolicy, ...] = ("rank0", "average", "local")
 
 
@@ -31,39 +34,51 @@ def normed() -> nn.Module:
 
 def batch_norm(place: Place, policy: BufferPolicy) -> Arrays:
     model = normed()
-    optimizer = sgd(model)
+    optimizer, seen = sgd(model), []
     with place.attach(model, optimizer, buffers=policy):
         for step in range(STEPS):
             optimizer.zero_grad()
             loss_of(model, place.part(step)).backward()
+            if step == SKIPPED:
+                continue
+            if policy != "local":
+                model.eval()  # between backward and step: the new buffers, the old parameters
+                seen.append(loss_of(model, batch(0)).detach())
+                model.train()
             optimizer.step()
-    return arrays(model)
+    return arrays(model) | {"seen": np.array(seen)}
 
 
 def batch_norm_by_hand(policy: BufferPolicy, world_size: int) -> list[Arrays]:
     replicas = [normed() for _ in range(world_size)]
-    optimizers = [sgd(model) for model in replicas]
+    optimizers, seen = [sgd(model) for model in replicas], []
     for step in range(STEPS):
         parts = zip(*(t.chunk(world_size) for t in batch(step)), strict=True)
         for model, optimizer, part in zip(replicas, optimizers, parts, strict=True):
             optimizer.zero_grad()
             loss_of(model, part).backward()
         average_gradients_(replicas)
-        for optimizer in optimizers:
-            optimizer.step()
         for buffers in zip(*(model.buffers() for model in replicas), strict=True):
             mean = sum(b.double() for b in buffers) / world_size
             for buffer in buffers:
                 if policy != "local":
                     buffer.copy_(mean if policy == "average" else buffers[0])
-    return [arrays(model) for model in replicas]
+        if step == SKIPPED:
+            continue
+        if policy != "local":
+            seen.append(loss_of(replicas[0].eval(), batch(0)).detach())
+            replicas[0].train()
+        for optimizer in optimizers:
+            optimizer.step()
+    return [arrays(model) | {"seen": np.array(seen)} for model in replicas]
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_policy(policy: BufferPolicy, world_size: int) -> None:
+@pytest.mark.parametrize("overlap", ["forward", "backward"])
+def test_policy(overlap: Overlap, policy: BufferPolicy, world_size: int) -> None:
     expected = batch_norm_by_hand(policy, world_size)
-    everyone = in_threads(world_size, functools.partial(batch_norm, policy=policy))
+    everyone = in_threads(world_size, functools.partial(batch_norm, policy=policy), overlap)
 
     for weights, by_hand in zip(everyone, expected, strict=True):
         assert difference(weights, by_hand) < 1e-12

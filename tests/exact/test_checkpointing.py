@@ -58,7 +58,7 @@ def checkpointing(
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("weighted", [False, True], ids=["equal", "unequal"])
-@pytest.mark.parametrize("overlap", ["backward", "none"])
+@pytest.mark.parametrize("overlap", ["forward", "backward", "none"])
 @pytest.mark.parametrize("outside", [True, False], ids=["some", "all"])
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "saved-hooks"])
 def test_equals_one_worker_with_the_whole_batch(

@@ -28,7 +28,7 @@ def train(place: Place, model: nn.Module, called: nn.Module) -> Arrays:
             optimizer.zero_grad()
             loss_of(called, place.part(step)).backward()
             optimizer.step()
-    return arrays(model)
+    return {name.replace("_orig_mod.", ""): a for name, a in arrays(model).items()}
 
 
 def plain(place: Place) -> Arrays:
@@ -37,13 +37,14 @@ def plain(place: Place) -> Arrays:
 
 
 def train_compiled(cache: str) -> list[Arrays]:
-    """Attached is the compiled model, the plain one whose compiled self is called, one compiled in place."""
+    """Attached is the compiled model, the plain one whose compiled self is called, one compiled in place
+    before or after, one with compiled blocks."""
     os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
     place, results = Place("process"), []
 
     wrapped = torch.compile(net())
     assert isinstance(wrapped, nn.Module)
-    results.append({name.removeprefix("_orig_mod."): a for name, a in train(place, wrapped, wrapped).items()})
+    results.append(train(place, wrapped, wrapped))
 
     model = net()
     called = torch.compile(model, backend=QUICK)
@@ -54,15 +55,21 @@ def train_compiled(cache: str) -> list[Arrays]:
     model.compile(backend=QUICK)
     results.append(train(place, model, model))
 
-    model = net()
-    optimizer = sgd(model)
-    with place.attach(model, optimizer):  # hooks are there before the first, compiling call
-        model.compile(backend=QUICK)
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss_of(model, place.part(step)).backward()
-            optimizer.step()
-    return [*results, arrays(model)]
+    for overlap in ("backward", "forward"):
+        model = net()
+        optimizer = sgd(model)
+        with Place("process", overlap).attach(model, optimizer):  # hooks are there before the compiling call
+            model.compile(backend=QUICK)
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                loss_of(model, place.part(step)).backward()
+                optimizer.step()
+        results.append(arrays(model))
+
+    blocks = net()  # block by block, in both ways, as overlap="forward" needs it
+    blocks[0] = torch.compile(blocks[0], backend=QUICK)  # type: ignore[operator, index]
+    blocks[2].compile(backend=QUICK)  # type: ignore[index]
+    return [*results, train(Place("process", "forward"), blocks, blocks)]
 
 
 @pytest.mark.processes

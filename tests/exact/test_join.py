@@ -59,7 +59,7 @@ def joined_by_hand(lengths: Sequence[int]) -> Arrays:
     return arrays(model)
 
 
-@pytest.mark.parametrize("overlap", ["backward", "none"])
+@pytest.mark.parametrize("overlap", ["forward", "backward", "none"])
 @pytest.mark.parametrize("lengths", [(5, 3, 4), (1, 2, 6), (0, 3, 2), (4, 4, 4), (2, 7)], ids=str)
 def test_the_mean_is_over_those_who_still_have_data(lengths: tuple[int, ...], overlap: Overlap) -> None:
     everyone = in_threads(len(lengths), functools.partial(joined, lengths=lengths, overlap=overlap))

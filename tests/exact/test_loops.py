@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import StepLR
 
 from tests.exact.compare import Arrays, arrays, difference, same_bits
 from tests.exact.place import Place, Scenario, alone, batch, in_threads, loss_of, net, seeded, sgd
+from thinwire.strategies.base import Overlap
 
 STEPS = 8
 
@@ -184,6 +185,36 @@ def test_equals_one_worker_with_the_whole_batch(name: str, world_size: int) -> N
 
     assert difference(everyone[0], whole) < 1e-11
     assert all(same_bits(weights, everyone[0]) for weights in everyone)
+
+
+@pytest.mark.parametrize("overlap", ["forward", "backward", "none"])
+def test_a_weight_given_by_one_worker_counts_for_all(overlap: Overlap) -> None:
+    """The others count 1: replicas agree, and a weight holds for one backward."""
+
+    def weighted(place: Place) -> Arrays:
+        model = net()
+        optimizer = sgd(model)
+        with place.attach(model, optimizer) as link:
+            for step in range(STEPS):
+                optimizer.zero_grad()
+                if place.rank == 1 and step % 2:
+                    link.weight(0.25)
+                loss_of(model, place.part(step)).backward()
+                optimizer.step()
+        return arrays(model)
+
+    model = net()
+    optimizer = sgd(model)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        share = 0.25 if step % 2 else 1.0
+        first, second = zip(*(t.chunk(2) for t in batch(step)), strict=True)
+        ((loss_of(model, first) + share * loss_of(model, second)) / (1 + share)).backward()
+        optimizer.step()
+
+    everyone = in_threads(2, weighted, overlap)
+    assert difference(everyone[0], arrays(model)) < 1e-12
+    assert same_bits(*everyone)
 
 
 def test_no_sync_sends_nothing() -> None:

@@ -145,3 +145,14 @@ def test_real_sleeps_keep_books_over_a_whole_step() -> None:
     model(torch.ones(1, 1)).mean().backward()
     # No upper bound on the time: the machine may be busy. What it took too long must be in the books.
     assert time.perf_counter() - start_s >= 0.1 - watch.owed_s - 0.001
+
+
+def test_instant_steps_take_no_time_and_leave_no_debt() -> None:
+    clock = SloppyClock()
+    model = Emulated(equal_net(params=1000, layers=4, forward_s=1.0, backward_s=2.0), watch=clock.watch())
+    with model.instant():
+        model(torch.ones(2, 1)).mean().backward()
+    assert clock.now_s == 0
+    assert all(p.grad is not None for p in model.parameters())
+    model(torch.ones(2, 1)).mean().backward()
+    assert clock.now_s == pytest.approx(3.0)

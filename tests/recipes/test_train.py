@@ -66,6 +66,14 @@ def test_one_worker_trains_and_tells() -> None:
     assert summary.steps == 270
 
 
+def test_evaluations_between_epochs_change_nothing_but_the_number_of_them() -> None:
+    often = run(registry.get("digits-cnn"), replace(config(epochs=2, batch_size=64), evaluate_every=10))
+    seldom = run(registry.get("digits-cnn"), config(epochs=2, batch_size=64))
+    evaluated = [r for r in often if isinstance(r, Evaluated)]
+    assert [(r.step, r.epoch) for r in evaluated] == [(10, 1), (20, 1), (23, 1), (30, 2), (40, 2), (46, 2)]
+    assert [r.loss for r in evaluated[2::3]] == [r.loss for r in seldom if isinstance(r, Evaluated)]
+
+
 def test_same_seed_gives_the_same_bits_and_another_does_not() -> None:
     def losses(seed: int) -> list[float | None]:
         records = run(registry.get("digits-cnn"), config(seed=seed, batch_size=64))

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire.report import drawing, facts, markup, timings, words
+from thinwire import spread
+from thinwire.report import drawing, facts, markup, words
 from thinwire.report.drawing import spread_out, wrapped
 from thinwire.report.looks import COLOURS, INK, looks
 from thinwire.report.markup import Html, tag
 from thinwire.report.run_plots import MOST_POINTS, thinned
 
 
-@pytest.mark.parametrize("module", [drawing, facts, markup, timings, words])
+@pytest.mark.parametrize("module", [drawing, facts, markup, spread, words])
 def test_examples_hold(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert failed == 0

@@ -12,7 +12,6 @@ from tests.report.made import NETS, make_bench
 from thinwire.events import StepTimed, read_events
 from thinwire.report.timings import (
     Cell,
-    Spread,
     best_of_ours,
     cells,
     headline,
@@ -20,6 +19,7 @@ from thinwire.report.timings import (
     speedups,
     timings,
 )
+from thinwire.spread import Spread
 
 BIG, SMALL = "resnet-made-up", next(iter(NETS))
 

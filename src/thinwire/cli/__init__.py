@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import thinwire
-from thinwire.cli import lab, recipes, report, strategies, train
+from thinwire.cli import bench, demo, lab, recipes, report, simulate, strategies, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -22,10 +22,13 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
+app.command(name="simulate")(simulate.simulate)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="recipes")(recipes.recipes)
 app.command(name="report")(report.report)
 app.add_typer(lab.app, name="lab")
+app.command(name="bench")(bench.bench)
+app.command(name="demo")(demo.demo)
 
 
 def _show_version(asked: bool) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import get_args
 
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine import replicas
+from thinwire.engine import claims, replicas
 from thinwire.engine.buckets import make_buckets
 from thinwire.engine.buffers import BufferPolicy
-from thinwire.engine.companions import add_companions
+from thinwire.engine.companions import with_companions
 from thinwire.engine.link import Link
 from thinwire.errors import SettingError, UsageError, check, check_one_of
 from thinwire.strategies.base import Strategy
@@ -28,8 +29,9 @@ BUCKETS = 24
 backward (or the start of forward), more cost more messages and more of the processor."""
 MOST_BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 1 << 20
-LEAST_FORWARD_BUCKET_BYTES = 64 << 10
-"""With overlap="forward", where the layers that are needed first come last."""
+LEAST_FORWARD_MESSAGE_BYTES = 64 << 10
+"""With overlap="forward", where the layers that are needed first come last, buckets may be smaller: a ring of
+P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
 
 def attach(
@@ -54,7 +56,7 @@ def attach(
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a `Wire`).
         bucket_bytes: gradients travel in pieces of about this size; by default a 24th of the model, but
-            no more than 25 MiB and no less than 1 MiB (64 KiB with `overlap="forward"`).
+            no more than 25 MiB and no less than 1 MiB (64 KiB per worker with `overlap="forward"`).
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -73,31 +75,25 @@ def attach(
         bucket_bytes is None or bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes
     )
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
-    _check_model(model, optimizer, strategy)
+    _check_strategy(strategy)
+    _check_model(model)
+    _check_optimizer(optimizer, model, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         wire: Wire = connect(process_group, timeout_s) or ThreadWorld(1).wire(0)
     else:
         wire = process_group
-
-    def wait(work: Work) -> None:
-        if not work.wait(timeout_s):
-            raise wire.late(f"worker {wire.rank} has waited {timeout_s:g} s for the others to attach")
-
     settings = {"strategy": repr(strategy), "bucket_bytes": str(bucket_bytes), "buffers": buffers}
     try:
-        replicas.check_alike(replicas.describe(model, settings), wire, wait)
-        replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
+        _start_alike(model, settings, wire, timeout_s)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if bucket_bytes is None:
-            bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy)
-        buckets = make_buckets(trainable, bucket_bytes)
-        add_companions(buckets, optimizer)
+            bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
         return Link(
             model,
             optimizer,
             strategy,
             wire,
-            buckets,
+            with_companions(make_buckets(trainable, bucket_bytes), optimizer),
             bucket_bytes=bucket_bytes,
             buffers=buffers,
             timeout_s=timeout_s,
@@ -107,18 +103,33 @@ def attach(
         raise
 
 
-def _usual_bucket_bytes(model_bytes: int, strategy: Strategy) -> int:
-    least = LEAST_FORWARD_BUCKET_BYTES if strategy.overlap == "forward" else LEAST_BUCKET_BYTES
+def usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
+    """What `attach` takes if nobody says how large buckets are."""
+    # Not for others: state that a strategy keeps per bucket must fit when the number of workers changes.
+    forward = strategy.overlap == "forward"
+    least = LEAST_FORWARD_MESSAGE_BYTES * world_size if forward else LEAST_BUCKET_BYTES
     return min(max(model_bytes // BUCKETS, least), MOST_BUCKET_BYTES)
 
 
-def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> None:
+def _start_alike(model: nn.Module, settings: dict[str, str], wire: Wire, timeout_s: float) -> None:
+    """Make sure that all workers have the same model and settings, and give them rank 0's weights."""
+
+    def wait(work: Work) -> None:
+        if not work.wait(timeout_s):
+            raise wire.late(f"worker {wire.rank} has waited {timeout_s:g} s for the others to attach")
+
+    replicas.check_alike(replicas.describe(model, settings), wire, wait)
+    replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
+
+
+def _check_strategy(strategy: Strategy) -> None:
     if isinstance(strategy, type) or not hasattr(strategy, "rounds"):
         raise SettingError(
             f"strategy must be a strategy object, got {strategy!r}", hint="for example tw.AllReduce()"
         )
-    if not isinstance(optimizer, Optimizer):
-        raise SettingError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+
+
+def _check_model(model: nn.Module) -> None:
     for name, module in model.named_modules():
         wrappers = _WRAPPERS & {base.__name__ for base in type(module).__mro__}
         if wrappers:
@@ -126,16 +137,28 @@ def _check_model(model: nn.Module, optimizer: Optimizer, strategy: Strategy) -> 
                 f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
                 hint="attach the plain model: thinwire takes the place of that wrapper",
             )
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
+    for name, parameter in model.named_parameters():
         if "DTensor" in {type(parameter).__name__, type(parameter.data).__name__}:
             raise UsageError(f"parameter {name} is a DTensor; thinwire trains plain replicas")
-    if not any(p.requires_grad for p in parameters.values()):
+    if not any(p.requires_grad for p in model.parameters()):
         raise SettingError("model has no parameter that requires a gradient")
-    own = {id(p) for p in parameters.values()}
-    strange = sum(id(p) not in own for group in optimizer.param_groups for p in group["params"])
+    claims.check_free((name, p) for name, p in model.named_parameters() if p.requires_grad)
+
+
+def _check_optimizer(optimizer: Optimizer, model: nn.Module, strategy: Strategy) -> None:
+    if not isinstance(optimizer, Optimizer):
+        raise SettingError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strange = len(held - {id(p) for p in model.parameters()})
     if strange:
         raise SettingError(
             f"optimizer holds {strange} parameter(s) that are not in the model, so nobody would send them",
             hint="attach one module that holds all of them, for example an nn.ModuleList",
+        )
+    others = sum(p.requires_grad and id(p) not in held for p in model.parameters())
+    if others and strategy.overlap == "forward":
+        warnings.warn(
+            f"{others} parameter(s) of the model require a gradient and are not in the optimizer; "
+            "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
+            stacklevel=3,
         )

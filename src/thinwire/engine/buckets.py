@@ -1,9 +1,10 @@
 """Which parameters travel together, in which order, and how they become one flat tensor.
 
 A bucket is scratch: the user's parameters and gradients are copied in and out and never moved.
-Layout of `gradient`: large tensors, then small ones (one dimension or less), then one number that
-says how much this worker's gradient counts, then one flag per parameter that says whether this
-step used it. So everything that must arrive exact is one piece at the end.
+Layout of `gradient`: large tensors, then small ones (one dimension or less), then how much this
+worker's gradient counts, then a flag that says whether that is something else than 1, then one flag
+per parameter that says whether this step used it. So everything that must arrive exact is one piece
+at the end, and what one worker decides all of them see.
 """
 
 from __future__ import annotations
@@ -65,12 +66,13 @@ class ParameterBucket:
         self.exact_from = sum(p.numel() for p in self.parameters if p.dim() > 1)
         example = self.parameters[0]
         self.gradient = torch.zeros(
-            self.num_parameters + 1 + len(sizes), dtype=example.dtype, device=example.device
+            self.num_parameters + 2 + len(sizes), dtype=example.dtype, device=example.device
         )
         self.companions: Mapping[str, Parameters] = {}
-        self._views = self._split(self.gradient[: self.num_parameters])
-        self._weight = self.gradient[self.num_parameters : self.num_parameters + 1]
-        self._used = self.gradient[self.num_parameters + 1 :]
+        self._gradients, self._weight, self._uneven, self._used = self.gradient.split(
+            [self.num_parameters, 1, 1, len(sizes)]
+        )
+        self._views = self._split(self._gradients)
         self._taken: set[int] = set()
 
     def _split(self, flat: Tensor) -> list[Tensor]:
@@ -96,6 +98,8 @@ class ParameterBucket:
     @torch.no_grad()
     def gather_(self, weight: float) -> None:
         """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
+        if self.gradient.is_meta:
+            return  # sizes alone, without numbers
         views, grads, unused = [], [], []
         for place, parameter in enumerate(self.parameters):
             if (grad := parameter.grad) is None:
@@ -116,14 +120,33 @@ class ParameterBucket:
         if unused:
             self._used[unused] = 0.0
         if weight != 1.0:
-            self.gradient[: self.num_parameters].mul_(weight)
+            self._gradients.mul_(weight)
         self._weight.fill_(weight)
+        self._uneven.fill_(float(weight != 1.0))
+
+    def shadow_(self) -> None:
+        """Fill `gradient` for a worker that has nothing to add and does not count."""
+        self.gradient.zero_()
+        self._uneven.fill_(1.0)
+
+    def _divide_(self) -> None:
+        """Once after a reduction: from a mean over workers to one by how much each of them counted.
+
+        Whether to is read from what was reduced, so all workers do the same.
+        """
+        if self.gradient.is_cpu:
+            if self._uneven.item() != 0:
+                self._gradients.div_(self._weight)
+        else:  # where asking would wait for the device
+            self._gradients.div_(self._weight.where(self._uneven != 0, 1.0))
+        self._uneven.zero_()
 
     @torch.no_grad()
-    def scatter_(self, *, weighted: bool) -> None:
+    def scatter_(self) -> None:
         """Copy the reduced gradients back; a parameter no worker used keeps having none."""
-        if weighted:
-            self.gradient[: self.num_parameters].div_(self._weight)
+        if self.gradient.is_meta:
+            return
+        self._divide_()
         grads = [p.grad for p in self.parameters]
         have = [(g, v) for g, v in zip(grads, self._views, strict=True) if g is not None]
         if have:
@@ -135,10 +158,11 @@ class ParameterBucket:
                     parameter.grad = view.clone(memory_format=torch.contiguous_format)
 
     @torch.no_grad()
-    def lend_(self, *, weighted: bool) -> None:
+    def lend_(self) -> None:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
-        if weighted:
-            self.gradient[: self.num_parameters].div_(self._weight)
+        if self.gradient.is_meta:
+            return
+        self._divide_()
         used_somewhere = (self._used != 0).tolist()
         for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
             parameter.grad = view if used else None

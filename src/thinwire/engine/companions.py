@@ -22,11 +22,12 @@ _MOMENTUM = {"SGD", "RMSprop"}
 """Optimizers whose groups have a `momentum`, which may be 0."""
 
 
-def add_companions(buckets: Sequence[ParameterBucket], optimizer: Optimizer) -> None:
-    """Give every bucket its companions."""
+def with_companions(buckets: Sequence[ParameterBucket], optimizer: Optimizer) -> Sequence[ParameterBucket]:
+    """The same buckets, each with its companions."""
     names = momentum_names(optimizer)
     for bucket in buckets:
         bucket.companions = {name: Companion(bucket, optimizer, name) for name in names}
+    return buckets
 
 
 def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:

@@ -7,40 +7,26 @@ stepped with them when its parameters are needed: by a forward, a state dict, or
 
 from __future__ import annotations
 
-import threading
+import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.hooks import RemovableHandle
 
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.needs import Needs
-from thinwire.engine.order import Profile, send_order
+from thinwire.engine.pieces import Pieces
+from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Launcher
 from thinwire.engine.stepper import Stepper
 from thinwire.errors import UsageError
 from thinwire.wire.base import Work
-
-IN_FLIGHT = 2
-"""Pieces under way at once: one on the wire, one ready to follow."""
-PROFILED_PASSES = (2, 3, 4)
-"""Backward passes whose times decide the order; the first one only counts gradients."""
-
-
-@dataclass(slots=True)
-class Piece:
-    """A slice of a bucket's gradient, as a bucket of its own to the strategy."""
-
-    index: int
-    gradient: Tensor
-    exact_from: int = 0
-    """All of it: only AllReduce sends pieces."""
 
 
 @dataclass(slots=True)
@@ -48,18 +34,14 @@ class _Load:
     """One bucket on its way from backward to its update."""
 
     bucket: ParameterBucket
-    pieces: list[Piece]
-    works: list[Work] = field(default_factory=list)
-    full: bool = False
     reduced: bool = False
     """Sent, or being sent, and not yet applied."""
-    weighted: bool = False
-    """Still to be divided by how much the workers counted."""
     to_step: bool = False
     """`optimizer.step()` was called since."""
+    versions: list[int] = field(default_factory=list)
+    """Of its parameters when that was: whoever writes to one now would be overtaken by the step."""
     missed: bool = False
     """Its last update was not asked for by the forward of this pass."""
-    full_s: list[float] = field(default_factory=list)
 
 
 class Deferred:
@@ -72,46 +54,39 @@ class Deferred:
         buckets: Sequence[ParameterBucket],
         piece_bytes: int,
         launcher: Launcher,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.weight = 1.0
-        self.weighted = False
         self._stepper = Stepper(optimizer)
         self.arrivals = Arrivals(buckets, self, announce=True)
-        self._model = model
-        self._optimizer = optimizer
         self._launcher = launcher
         self._needs = Needs(model, buckets, self._need)
-        self._loads = [_Load(b, _cut(b, piece_bytes)) for b in buckets]
-        self._order = [(b, p) for b, load in enumerate(self._loads) for p in range(len(load.pieces))]
-        self._lock = threading.Lock()
-        self._issued = 0
-        self._flying = 0
-        self._pass = 0
-        self._began_s = 0.0
-        self._piece_s: list[tuple[int, float]] = []
+        self._readers = Readers(model, optimizer, settle=self.settle, drop=self._drop)
+        self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
+        self._loads = [_Load(bucket) for bucket in buckets]
         self._pending = False
-        self._handles: list[RemovableHandle] = []
+        self._in_backward = False
 
     def parcels(self) -> list[Tensor]:
         """What goes over the wire in one pass."""
-        return [piece.gradient for load in self._loads for piece in load.pieces]
+        return self._pieces.gradients()
+
+    def foresee(self, order: Sequence[int]) -> None:
+        """In which order buckets will be needed, for whoever lets no forward be watched."""
+        self._needs.order[:] = order
 
     def hook(self) -> None:
+        self._stepper.mark()
         self.arrivals.hook()
         self._needs.hook()
-        for module in self._model.modules():
-            self._handles.append(module.register_state_dict_pre_hook(lambda *_: self.settle()))
-            self._handles.append(module.register_load_state_dict_pre_hook(lambda *_: self.settle()))
-        self._handles.append(self._optimizer.register_state_dict_pre_hook(lambda *_: self.settle()))
-        self._handles.append(self._optimizer.register_load_state_dict_pre_hook(lambda *_: self.settle()))
+        self._readers.hook(self._needs.handles)
 
     def unhook(self) -> None:
         self.arrivals.unhook()
         self._needs.unhook()
+        self._readers.unhook()
         self._stepper.unmark()
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
 
     # -- backward: send ----------------------------------------------------------------------------
 
@@ -122,161 +97,168 @@ class Deferred:
         if any(load.reduced for load in self._loads):
             raise UsageError(
                 "a second backward before optimizer.step()",
-                hint="accumulate inside link.no_sync(), or use AllReduce(overlap='backward')",
+                hint="accumulate inside link.no_sync(), drop gradients with optimizer.zero_grad(), "
+                "or use AllReduce(overlap='backward')",
             )
+        self._in_backward = True
         self._begin()
-        self._launcher.send_buffers()
 
     def _begin(self) -> None:
-        self._pass += 1
-        if self._pass == PROFILED_PASSES[-1] + 1:
-            self._order = self._launcher.agree(self._best_order())
-        self._issued = 0
-        self._began_s = time.perf_counter()
-        for load in self._loads:
-            load.full, load.works = False, [Work() for _ in load.pieces]
+        self._pieces.begin(self._needs.order)
+        self._launcher.send_buffers()
 
     def bucket_is_full(self, index: int) -> None:
         load = self._loads[index]
         load.bucket.gather_(self.weight)
-        load.weighted = self.weighted
-        if load.missed and any(p.grad is not None for p in load.bucket.parameters):
-            raise UsageError(
-                f"one of {', '.join(load.bucket.names)} was used before its update, without its module",
-                hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
-            )
+        if load.missed:
+            _check_unused(load.bucket)
         for parameter in load.bucket.parameters:
             parameter.grad = None  # the engine owns it now; whoever still looks for it finds nothing
-        self._ready(load)
+        self._send(load)
 
     def backward_ends(self) -> None:
         for load in self._loads:
-            if not load.full:
+            if not self._pieces.full(load.bucket.index):
                 self.bucket_is_full(load.bucket.index)
+        self._pieces.end()
         self.weight = 1.0
+        self._in_backward = False
 
-    def _ready(self, load: _Load) -> None:
-        load.full = load.reduced = True
-        if self._pass in PROFILED_PASSES:
-            load.full_s.append(time.perf_counter() - self._began_s)
-        self._issue()
-
-    def _issue(self) -> None:
-        """Send the next pieces of the agreed order, if they are ready and the wire is free."""
-        with self._lock:
-            while self._issued < len(self._order) and self._flying < IN_FLIGHT:
-                index, part = self._order[self._issued]
-                load = self._loads[index]
-                if not load.full:
-                    return
-                self._issued += 1
-                self._flying += 1
-                self._launch(load, part)
-
-    def _launch(self, load: _Load, part: int) -> None:
-        began_s, piece, work = time.perf_counter(), load.pieces[part], load.works[part]
-        task = self._launcher.reduce(piece)
-
-        def ended() -> None:
-            if self._pass in PROFILED_PASSES:
-                self._piece_s.append((piece.gradient.nbytes, time.perf_counter() - began_s))
-            work.fail(task.error) if task.error else work.finish()
-            with self._lock:
-                self._flying -= 1
-            self._issue()
-
-        # Not here and now: the lock is held, and the task may have ended already.
-        task.when_done(lambda: self._launcher.soon(ended))
-
-    def _best_order(self) -> list[tuple[int, int]]:
-        """From this worker's times; rank 0's is what all of them use."""
-        total_bytes = sum(num_bytes for num_bytes, _ in self._piece_s)
-        # Pieces overlap, so a piece's own time counts the wire IN_FLIGHT times.
-        per_byte_s = sum(s for _, s in self._piece_s) / max(total_bytes, 1) / IN_FLIGHT
-        place = {bucket: n for n, bucket in enumerate(self._needs.order)}
-        profiles = [
-            Profile(
-                ready_s=sorted(load.full_s)[len(load.full_s) // 2] if load.full_s else 0.0,
-                need=place.get(index, -1),
-                piece_s=tuple(piece.gradient.nbytes * per_byte_s for piece in load.pieces),
-            )
-            for index, load in enumerate(self._loads)
-        ]
-        return send_order(profiles)
+    def _send(self, load: _Load) -> None:
+        load.reduced = True
+        self._pieces.fill(load.bucket.index)
 
     # -- step and forward: apply -------------------------------------------------------------------
 
     def check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._stepper.check_call(args, kwargs)
+        self._check_sent()
+
+    def _check_sent(self) -> None:
+        """Whoever steps or clips expects all gradients to count; those of a parameter's own would not."""
+        unsent = [
+            name
+            for load in self._loads
+            for name, p in zip(load.bucket.names, load.bucket.parameters, strict=True)
+            if p.grad is not None
+        ]
+        if unsent:
+            raise UsageError(
+                f"{len(unsent)} parameters, such as {unsent[0]}, have gradients that were never sent",
+                hint="let the last backward before a step be outside link.no_sync(), and leave p.grad alone",
+            )
 
     def record_step(self) -> None:
         """What `optimizer.step()` does: nothing yet."""
+        if self._pending:
+            self.settle()
         self._stepper.record()
         for load in self._loads:
             load.to_step = load.reduced
+            if load.to_step:
+                load.versions = [p._version for p in load.bucket.parameters]
         self._pending = any(load.to_step for load in self._loads)
 
     def _need(self, indices: Iterable[int]) -> None:
+        for work in self.needing(indices):
+            self._launcher.wait(work)
+
+    def needing(self, indices: Iterable[int]) -> Iterator[Work]:
+        """What to wait for, one after another, until these buckets are up to date."""
+        if not self._in_backward:
+            yield from self._launcher.receiving_buffers()
         if self._pending:
-            self._launcher.receive_buffers()
             for index in indices:
-                self._apply(self._loads[index])
+                yield from self._applying(self._loads[index])
 
     def settle(self) -> None:
         """Finish every step that was asked for."""
-        if self._pending:
-            self._need(range(len(self._loads)))
-            self._pending = False
+        self._need(range(len(self._loads)))
+        self._pending = False
 
-    def _apply(self, load: _Load) -> None:
+    def _applying(self, load: _Load) -> Iterator[Work]:
         if not load.to_step:
             return
+        yield from self._pieces.works(load.bucket.index)
+        _check_unused(load.bucket)
+        parameters = load.bucket.parameters
+        for name, parameter, version in zip(load.bucket.names, parameters, load.versions, strict=True):
+            if parameter._version != version:
+                raise UsageError(
+                    f"{name} was written to after optimizer.step(), before its update",
+                    hint="call link.settle() between optimizer.step() and code that changes parameters",
+                )
         # An evaluation may ask for it in inference mode, in which optimizer state must not be made.
-        with torch.inference_mode(False), torch.no_grad():
-            self._lend(load)
+        with torch.inference_mode(False), torch.no_grad(), _lent(load.bucket):
             load.to_step = load.reduced = False
             self._stepper.step(load.bucket)
-        for parameter in load.bucket.parameters:
-            parameter.grad = None
 
-    def _lend(self, load: _Load) -> None:
-        """Wait for the reduced gradients and show them as the parameters' own, without a copy."""
-        self._wait(load)
-        load.bucket.lend_(weighted=load.weighted)
-        load.weighted = False
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before gradients can be looked at."""
+        reduced = (load for load in self._loads if load.reduced and not load.to_step)
+        return chain.from_iterable(self._pieces.works(load.bucket.index) for load in reduced)
 
-    def _wait(self, load: _Load) -> None:
-        for work in load.works:
+    def _waiting(self) -> list[_Load]:
+        """What is reduced and waits for an optimizer.step()."""
+        for work in self.reducing():
             self._launcher.wait(work)
+        return [load for load in self._loads if load.reduced and not load.to_step]
 
-    @torch.no_grad()
-    def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
-        """torch's own clipping, over the reduced gradients."""
-        for load in self._loads:
-            if load.reduced:
-                self._lend(load)
-        parameters = [p for load in self._loads for p in load.bucket.parameters]
-        norm: Tensor = nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
-        for parameter in parameters:
-            parameter.grad = None
-        return norm
+    def _drop(self) -> None:
+        """What zero_grad does: forget gradients that nobody asked to step."""
+        for load in self._waiting():
+            load.reduced = False
+
+    @contextlib.contextmanager
+    def gradients(self) -> Iterator[None]:
+        """The reduced gradients as the parameters' own in here, to be changed in place."""
+        self._check_sent()
+        with contextlib.ExitStack() as stack:
+            for load in self._waiting():
+                stack.enter_context(_lent(load.bucket))
+            yield
+
+    def give_back(self) -> None:
+        """Before detaching: reduced gradients that wait for a step become the parameters' own again."""
+        for load in self._waiting():
+            with _lent(load.bucket):
+                reduced = [None if p.grad is None else p.grad.clone() for p in load.bucket.parameters]
+            for parameter, gradient in zip(load.bucket.parameters, reduced, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            load.reduced = False
 
     def shadow(self) -> float:
         """Take part in the others' reduction with nothing to add; how much they counted, on average."""
         self.settle()
+        self._drop()
         self._begin()
-        self._launcher.send_buffers()
         for load in self._loads:
-            load.bucket.gradient.zero_()
-            self._ready(load)
-        for load in self._loads:
-            self._wait(load)
-            load.reduced = False
-        self._launcher.receive_buffers()
+            load.bucket.shadow_()
+            self._send(load)
+        self._pieces.end()
+        self._drop()
+        for work in self._launcher.receiving_buffers():
+            self._launcher.wait(work)
         return self._loads[0].bucket.mean_weight()
 
 
-def _cut(bucket: ParameterBucket, piece_bytes: int) -> list[Piece]:
-    """Equal pieces of about this size: a short one at the end would cost as much to send."""
-    count = max(1, round(bucket.gradient.nbytes / piece_bytes))
-    return [Piece(bucket.index, part) for part in bucket.gradient.tensor_split(count)]
+def _check_unused(bucket: ParameterBucket) -> None:
+    """A gradient of before the update can only come from a use that did not ask for the update."""
+    if any(p.grad is not None for p in bucket.parameters):
+        raise UsageError(
+            f"one of {', '.join(bucket.names)} was used before its update, without its module",
+            hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",
+        )
+
+
+@contextlib.contextmanager
+def _lent(bucket: ParameterBucket) -> Iterator[None]:
+    """The bucket's reduced gradients as the parameters' own in here, without a copy."""
+    own = [p.grad for p in bucket.parameters]
+    bucket.lend_()
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(bucket.parameters, own, strict=True):
+            parameter.grad = gradient

@@ -139,7 +139,10 @@ def read_manifest(path: Path) -> Manifest:
             return Manifest(**content)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise damaged(path, f"{MANIFEST} cannot be read ({error})") from error
-    raise DataError(f"{path} has format {version}, and this version of thinwire reads format {FORMAT}")
+    raise DataError(
+        f"{path} has format {version}, and this version of thinwire reads format {FORMAT}",
+        hint="go on with the version of thinwire that saved it",
+    )
 
 
 def verify(path: Path, manifest: Manifest, part: str) -> None:

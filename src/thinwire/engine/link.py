@@ -6,7 +6,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import replicas, state
+from thinwire.engine import claims, replicas, state
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
@@ -69,7 +69,6 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
-        self._num_trainable = _num_trainable(optimizer)
         self.timeout_s = timeout_s
         self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
@@ -79,14 +78,16 @@ class Link:
         # Where replicas differ so may their buffers, and Silent must stay silent.
         self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._engine)
         self._attached = True
-        self._state = strategy.init(buckets, self._wire)  # which may refuse: before there is a thread to end
-        self._progress = ProgressThread("thinwire-progress")
+        self._parameters = {id(p): p for bucket in buckets for p in bucket.parameters}
+        self._state = strategy.init(buckets, self._wire)
         self._reducer: Reducer | Deferred = (
             Deferred(model, optimizer, buckets, bucket_bytes, self)
             if strategy.overlap == "forward"
             else Reducer(buckets, strategy.overlap, self)
         )
-        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver, self._wire.now)
+        self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
+        settle = self._settle if overrides(strategy, "settle") else None
+        self._mixer = Mixer(buckets, self._mix, settle, self._progress.driver, self._wire.now)
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
@@ -96,6 +97,7 @@ class Link:
             optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
+        claims.claim(self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -168,21 +170,21 @@ class Link:
             self._reducer.arrivals.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much the next backward counts: gradients become the mean over samples, not workers.
+        """How much the next backward of this worker counts: gradients become the mean over samples,
+        not over workers.
 
-        Call it on every worker before each backward. In a half-precision model the weight is
-        rounded to that precision, so pass a share of the usual batch rather than a large number.
+        It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
+        or pass a share of the usual batch where a batch is smaller. In a half-precision model the
+        weight is rounded to that precision, so there a share is better than a large number.
         """
         valid = math.isfinite(num_samples) and num_samples >= 0
         check(valid, "num_samples", "zero or a positive number", num_samples)
         self._reducer.weight = float(num_samples)
-        self._reducer.weighted = True
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
-        before, self._reducer.weighted = self._reducer.weighted, True
         self._buffers.joining = True
         yield
         self._buffers.present = False
@@ -192,7 +194,6 @@ class Link:
             while self._reducer.shadow() > 0:
                 pass
         self._buffers.joining, self._buffers.present = False, True
-        self._reducer.weighted = before
         if self.strategy.replicas_agree:
             self._adopt_last()
 
@@ -200,20 +201,16 @@ class Link:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
 
         Called by all workers. Forward passes and state dicts finish the steps they need by
-        themselves; call it before code that reads parameters directly, such as a moving average.
+        themselves; call it before code that reads or changes parameters directly, such as a moving
+        average or a clamp.
         """
         self._reducer.settle()
-        self._mixer.finish()
-        if overrides(self.strategy, "settle"):
-            coroutine = self.strategy.settle(self._buckets, self._state, self._wire)
-            task = self._start(coroutine, "settle")
-            self._wait(task.landing)
-            self._progress.driver.touch_down(task)
-            self._wait(task)
+        self._wait_for(self._mixer.finishing())
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
-        return self._reducer.clip_grad_norm_(max_norm, norm_type)
+        with self._reducer.gradients():
+            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
 
     @torch.no_grad()
     def average_(self) -> None:
@@ -243,6 +240,7 @@ class Link:
             return
         try:
             self.settle()
+            self._reducer.give_back()
             self._leave_together()
         finally:
             self._unhook()
@@ -286,6 +284,7 @@ class Link:
 
     def _unhook(self) -> None:
         self._attached = False
+        claims.release(self._parameters.values())
         self._reducer.unhook()
         for handle in self._handles:
             handle.remove()
@@ -309,8 +308,8 @@ class Link:
     def send_buffers(self) -> None:
         self._buffers.send(self._start)
 
-    def receive_buffers(self) -> None:
-        self._buffers.receive(self._wait)
+    def receiving_buffers(self) -> Iterator[Work]:
+        return self._buffers.receiving()
 
     def wait(self, work: Work) -> None:
         self._wait(work)
@@ -328,16 +327,18 @@ class Link:
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._reducer.check_step(args, kwargs)
-        trainable = _num_trainable(self._optimizer)
-        if trainable != self._num_trainable:
-            raise UsageError(
-                f"{trainable} parameters require a gradient, {self._num_trainable} did at attach",
-                hint="after freezing or unfreezing parameters, detach and attach again",
-            )
         if self._serving is not None and self._serving.error is not None:
             raise self._serving.error
+        # From the optimizer's lists: walking the model in every step is slow.
+        for group in self._optimizer.param_groups:
+            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
+                raise UsageError(
+                    "optimizer holds a parameter that requires a gradient and did not, or was not in the "
+                    "model, at attach: nobody would send it",
+                    hint="after unfreezing or adding parameters, detach and attach again",
+                )
         with range_of("land"):
-            self._mixer.land(self._steps)
+            self._wait_for(self._mixer.landing(self._steps))
 
     def _after_step(self) -> None:
         self._reducer.record_step()
@@ -345,15 +346,23 @@ class Link:
         self._tell()
         if overrides(self.strategy, "mix"):
             with range_of("mix"):
-                self._mixer.launch(self._steps)
+                self._wait_for(self._mixer.launching(self._steps))
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
+
+    def _settle(self) -> Task:
+        return self._start(self.strategy.settle(self._buckets, self._state, self._wire), "settle")
 
     # -- waiting ------------------------------------------------------------------------------------
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
         return self._progress.driver.start(coroutine, name)
+
+    def _wait_for(self, works: Iterable[Work]) -> None:
+        """One after another: what comes next may depend on the one before."""
+        for work in works:
+            self._wait(work)
 
     def _wait(self, work: Work) -> None:
         """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""
@@ -393,8 +402,3 @@ class Link:
         if self.rank != source:
             self._optimizer.load_state_dict(optimizer)
         self._steps = int(steps.max())
-
-
-def _num_trainable(optimizer: Optimizer) -> int:
-    # From the optimizer's lists: walking the model in every step is slow.
-    return sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])

@@ -1,8 +1,11 @@
-"""Exchanges of parameters in the air: launched after a step, landed before a later one."""
+"""Exchanges of parameters in the air: launched after a step, landed before a later one.
+
+Nothing here waits: each method yields what has to be waited for, one after another, and the link waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from thinwire.engine.buckets import ParameterBucket
@@ -24,26 +27,26 @@ class Mixer:
         self,
         buckets: Sequence[ParameterBucket],
         start: Callable[[ParameterBucket], Task],
-        wait: Callable[[Work], None],
+        settle: Callable[[], Task] | None,
         driver: Driver,
         now: Callable[[], float],
     ) -> None:
         self._buckets = buckets
         self._start = start
-        self._wait = wait
+        self._settle = settle
         self._driver = driver
         self._now = now
         self._flights: list[_Flight] = []
 
-    def launch(self, steps_done: int) -> None:
+    def launching(self, steps_done: int) -> Iterator[Work]:
         """After a step: start mixing, and wait for what does not take off."""
         tasks = [self._start(bucket) for bucket in self._buckets]
         for task in tasks:
-            self._wait(task.aloft)
+            yield task.aloft
             if not task.done():
                 self._flights.append(_Flight(task, steps_done))
 
-    def land(self, steps_done: int) -> None:
+    def landing(self, steps_done: int) -> Iterator[Work]:
         """Before a step: land what has arrived and is due, and wait for what may not be late."""
         upcoming = steps_done + 1
         for flight in list(self._flights):
@@ -52,26 +55,30 @@ class Mixer:
             due = flight.launched + promise.after
             arrived = flight.task.landing.done()
             if upcoming >= due and (arrived or upcoming >= due + promise.late):
-                self._touch_down(flight)
+                yield from self._touching_down(flight.task)
                 self._flights.remove(flight)
 
-    def finish(self) -> None:
-        """Land everything, whenever it was due."""
+    def finishing(self) -> Iterator[Work]:
+        """Land everything, whenever it was due, and have the strategy take the rest off the wire."""
         for flight in self._flights:
-            self._touch_down(flight)
-            self._wait(flight.task)
+            yield from self._touching_down(flight.task)
+            yield flight.task
         self._flights.clear()
+        if self._settle is not None:
+            task = self._settle()
+            yield from self._touching_down(task)
+            yield task
 
     def abandon(self) -> None:
         for flight in self._flights:
             flight.task.coroutine.close()
 
-    def _touch_down(self, flight: _Flight) -> None:
+    def _touching_down(self, task: Task) -> Iterator[Work]:
         waited_s = 0.0
-        if not flight.task.landing.done():
+        if not task.landing.done():
             began_s = self._now()
-            self._wait(flight.task.landing)
+            yield task.landing
             waited_s = self._now() - began_s
-        self._driver.touch_down(flight.task, waited_s)
-        if flight.task.error is not None:
-            raise flight.task.error
+        self._driver.touch_down(task, waited_s)
+        if task.error is not None:
+            raise task.error

@@ -39,7 +39,8 @@ class Needs:
         self._bucket_of = {id(p): bucket.index for bucket in buckets for p in bucket.parameters}
         self._early: set[int] = set()
         self._looked = False
-        self._handles: list[RemovableHandle] = []
+        self._depth = 0
+        self.handles: list[RemovableHandle] = []
         self._mode: _Uses | None = None
 
     def hook(self) -> None:
@@ -47,18 +48,18 @@ class Needs:
         self._collect(self._model, self._model, False, owned)
         for module, indices in owned.items():
             hook = partial(self._before, sorted(indices))
-            self._handles.append(module.register_forward_pre_hook(hook, prepend=True))
+            self.handles.append(module.register_forward_pre_hook(hook, prepend=True))
         if not any(_is_compiled(module) for module in self._model.modules()):
             look = self._model.register_forward_pre_hook(self._start_looking, prepend=True)
             done = self._model.register_forward_hook(self._stop_looking, always_call=True)
-            self._handles += [look, done]
+            self.handles += [look, done]
         else:
             self._looked = True  # a compiled block would be traced with our eyes in it
 
     def unhook(self) -> None:
-        for handle in self._handles:
+        for handle in self.handles:
             handle.remove()
-        self._handles.clear()
+        self.handles.clear()
 
     def _collect(
         self, module: nn.Module, caller: nn.Module, hidden: bool, owned: dict[nn.Module, set[int]]
@@ -82,15 +83,21 @@ class Needs:
         self._need([*self._early, *indices] if self._early else indices)
 
     def _start_looking(self, *_: Any) -> None:
-        if not self._looked and self._model.training and torch.is_grad_enabled():
+        if self._looked:
+            return
+        if self._mode is None and self._model.training and torch.is_grad_enabled():
             self.order.clear()
-            self._mode = _Uses(self._bucket_of, self.order, self._early)
+            self._mode, self._depth = _Uses(self._bucket_of, self.order, self._early), 0
             self._mode.__enter__()  # type: ignore[no-untyped-call]
+        self._depth += 1  # a model may call itself
 
-    def _stop_looking(self, *_: Any) -> None:
-        if self._mode is not None:
+    def _stop_looking(self, _: nn.Module, __: Any, output: Any) -> None:
+        if self._mode is None:
+            return
+        self._depth -= 1
+        if self._depth == 0:
             self._mode.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-            self._mode, self._looked = None, True
+            self._mode, self._looked = None, output is not None  # None: it raised, and was not seen through
 
 
 class _Uses(TorchFunctionMode):

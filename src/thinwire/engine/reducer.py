@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
@@ -19,7 +21,7 @@ class Launcher(Protocol):
 
     def reduce(self, bucket: Gradients) -> Task: ...
     def send_buffers(self) -> None: ...
-    def receive_buffers(self) -> None: ...
+    def receiving_buffers(self) -> Iterator[Work]: ...
     def wait(self, work: Work) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
@@ -31,8 +33,6 @@ class Reducer:
     def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         """How much this worker's gradient counts in the coming pass."""
-        self.weighted = False
-        """Whether workers count differently: divide by the mean weight."""
         self.arrivals = Arrivals(buckets, self, announce=overlap == "backward")
         self._buckets = buckets
         self._launcher = launcher
@@ -50,13 +50,18 @@ class Reducer:
             self._send()
 
     def backward_ends(self) -> None:
+        for work in self.finishing():
+            self._launcher.wait(work)
+
+    def finishing(self) -> Iterator[Work]:
+        """What to wait for, one after another, until the gradients are final."""
         while len(self._tasks) < len(self._buckets):
             self._send()
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
-            self._launcher.wait(task)
+            yield task
             if not bucket.gradient.is_cpu:
-                bucket.scatter_(weighted=self.weighted)
-        self._launcher.receive_buffers()
+                bucket.scatter_()
+        yield from self._launcher.receiving_buffers()
         self.weight = 1.0
 
     def _send(self) -> None:
@@ -70,13 +75,13 @@ class Reducer:
 
         Not for other devices, where only the training thread knows the stream that backward uses.
         """
-        work, weighted = Work(), self.weighted
+        work = Work()
 
         def scatter() -> None:
             try:
                 if task.error is not None:
                     raise task.error
-                bucket.scatter_(weighted=weighted)
+                bucket.scatter_()
             except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
                 work.fail(error)
             else:
@@ -89,11 +94,10 @@ class Reducer:
         """Take part in the others' reduction with nothing to add; how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.gradient.zero_()
+            bucket.shadow_()
             self._tasks.append(self._launcher.reduce(bucket))
-        for task in self._tasks:
-            self._launcher.wait(task)
-        self._launcher.receive_buffers()
+        for work in chain(self._tasks, self._launcher.receiving_buffers()):
+            self._launcher.wait(work)
         return self._buckets[0].mean_weight()
 
     def parcels(self) -> list[Tensor]:
@@ -115,6 +119,13 @@ class Reducer:
     def settle(self) -> None:
         """Nothing is ever pending here."""
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float) -> Tensor:
-        parameters = [p for bucket in self._buckets for p in bucket.parameters]
-        return nn.utils.clip_grad_norm_(parameters, max_norm, norm_type)
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before gradients can be looked at: nothing, they are final."""
+        return iter(())
+
+    def gradients(self) -> AbstractContextManager[None]:
+        """The gradients are the parameters' own anyway."""
+        return nullcontext()
+
+    def give_back(self) -> None:
+        """Nothing is ever kept here."""

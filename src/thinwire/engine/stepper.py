@@ -31,11 +31,14 @@ class Stepper:
             )
         self._optimizer = optimizer
         self._step = kind.step.__wrapped__  # type: ignore[attr-defined]  # without the users' step hooks
-        self._settings: list[dict[str, Any]] = []
-        # Makes GradScaler call step (and so `refuse_scaling`) instead of failing on its own terms.
-        self._marked = not hasattr(optimizer, "_step_supports_amp_scaling")
+        self._groups: list[tuple[dict[str, Any], set[int]]] = []
+        self._marked = False
+
+    def mark(self) -> None:
+        """Make GradScaler call step, and so be refused, instead of failing on its own terms."""
+        self._marked = not hasattr(self._optimizer, "_step_supports_amp_scaling")
         if self._marked:
-            optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
 
     def unmark(self) -> None:
         if self._marked:
@@ -47,24 +50,25 @@ class Stepper:
         if any(callable(a) for a in (*args[1:], *kwargs.values())):
             raise UsageError("overlap='forward' cannot step with a closure", hint=_ELSE)
         if hasattr(self._optimizer, "found_inf") or "grad_scaler" in kwargs:
+            for name in ("found_inf", "grad_scale"):  # which the scaler takes away only after a step
+                self._optimizer.__dict__.pop(name, None)
             raise UsageError("overlap='forward' cannot work with GradScaler", hint=f"{_ELSE}, or bfloat16")
 
     def record(self) -> None:
-        """Remember every group's settings, the learning rate of this step included."""
-        self._settings = [
-            {key: _copy(value) for key, value in group.items() if key != "params"}
+        """Remember the groups as they are: settings, the learning rate of this step included, and members."""
+        self._groups = [
+            ({key: _copy(v) for key, v in group.items() if key != "params"}, {id(p) for p in group["params"]})
             for group in self._optimizer.param_groups
         ]
 
     @torch.no_grad()
     def step(self, bucket: ParameterBucket) -> None:
         """Step the parameters of one bucket, whose gradients are in place."""
-        mine = {id(p) for p in bucket.parameters}
         groups = self._optimizer.param_groups
         try:
             self._optimizer.param_groups = [
-                {**settings, "params": [p for p in group["params"] if id(p) in mine]}
-                for settings, group in zip(self._settings, groups, strict=True)
+                {**settings, "params": [p for p in bucket.parameters if id(p) in members]}
+                for settings, members in self._groups
             ]
             self._step(self._optimizer)
         finally:

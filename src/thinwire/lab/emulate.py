@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -106,8 +107,11 @@ class _Clock:
     def __init__(self, speed: Callable[[], float], watch: Stopwatch) -> None:
         self._speed = speed
         self._watch = watch
+        self.stopped = False
 
     def stretch(self, seconds: float, work: Callable[[], Any] | None = None) -> Any:
+        if self.stopped:
+            return work() if work is not None else None
         return self._watch.stretch(seconds / self._speed(), work)
 
 
@@ -137,7 +141,7 @@ class Emulated(nn.Module):
         if speed is None:
             pace = Pace.of_this_worker()
             speed = (lambda: pace.speed) if pace is not None else (lambda: 1.0)
-        clock = _Clock(speed, watch or Stopwatch())
+        self._clock = clock = _Clock(speed, watch or Stopwatch())
         largest = max(max(torch.Size(s).numel() for s in layer.shapes) for layer in net.layers)
         # One buffer serves all layers: 32 workers on one machine cannot afford a copy each.
         noise = torch.randn(largest, generator=torch.Generator().manual_seed(seed))
@@ -161,6 +165,15 @@ class Emulated(nn.Module):
             raise UsageError("no net to emulate was given", hint="thinwire lab run --emulate resnet50 ...")
         scale = float(os.environ.get(SCALE_VARIABLE, "1"))
         return Emulated.parse(spec, scale=scale, seed=int(os.environ.get("RANK", "0")))
+
+    @contextmanager
+    def instant(self) -> Iterator[None]:
+        """In here layers take no time: for steps that only warm something up."""
+        self._clock.stopped = True
+        try:
+            yield
+        finally:
+            self._clock.stopped = False
 
     def forward(self, x: Tensor) -> Tensor:
         h: Tensor = self.layers(x.reshape(len(x), -1)[:, :1].float())

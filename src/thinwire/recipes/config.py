@@ -47,6 +47,8 @@ class RunConfig:
     """What to compute on: "cpu", "cuda", or "auto" for cuda where there is one."""
     profile: bool = False
     """Whether each worker writes a trace of a few steps."""
+    evaluate_every: int = 0
+    """Steps between two evaluations, beside those at the end of every epoch; 0: only those."""
 
     def __post_init__(self) -> None:
         check_one_of("device", self.device, DEVICES)
@@ -54,6 +56,7 @@ class RunConfig:
         check(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         check(self.batch_size >= 1, "batch size", "at least 1", self.batch_size)
         check(self.save_every >= 0, "save every", "0 or more steps", self.save_every)
+        check(self.evaluate_every >= 0, "evaluate every", "0 or more steps", self.evaluate_every)
         check(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1", self.seed)
 
     @property
@@ -112,10 +115,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_config(run: Path, config: RunConfig) -> None:
+def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
     """Keep the configuration, and what it ran on, in the run folder."""
     content = {
-        "config": asdict(config),
+        "config": asdict(config) if isinstance(config, RunConfig) else dict(config),
         "versions": versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),

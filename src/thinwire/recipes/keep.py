@@ -18,8 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from thinwire.data import Shards, Streams
 from thinwire.engine.checkpoint import Checkpoint
 from thinwire.engine.link import Link
+from thinwire.errors import UsageError
 from thinwire.recipes.base import Carried, Plan
 from thinwire.recipes.config import RunConfig
+from thinwire.recipes.joined import Peers
 from thinwire.recipes.meter import Meter
 
 
@@ -109,7 +111,7 @@ class Keeper:
 def keep(
     config: RunConfig,
     folder: Path | None,
-    link: Link,
+    peers: Peers,
     model: nn.Module,
     course: Course,
     shards: Shards | Streams,
@@ -120,11 +122,13 @@ def keep(
     if folder is None or not (config.save_every or config.resume):
         yield Keeper(None, 0, meter, 0)
         return
+    if not isinstance(peers, Link):
+        raise UsageError("checkpoints are saved through a link; this run was joined by another system")
     settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
     settings |= {"epochs": config.epochs, "batch size": config.batch_size}
     with Checkpoint(
         folder,
-        link=link,
+        link=peers,
         model=model,
         optimizer=course.optimizer,
         settings=settings,
@@ -138,7 +142,7 @@ def keep(
         if saved is not None:
             left = steps_left(shards, config)
             meter.plan = replace(meter.plan, num_steps=meter.step + left)
-            if saved.world_size != link.world_size:
+            if saved.world_size != peers.world_size:
                 course.restart(num_steps - left)
         keeper = Keeper(checkpoint, config.save_every, meter, 0 if saved is None else saved.step)
         yield keeper

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -22,19 +22,22 @@ from types import TracebackType
 from thinwire.recipes.worker import LIFELINE
 
 LOG = "workers.log"
+MODULE = "thinwire.recipes.worker"
 GRACE_S = 5.0
 
 
 class LocalWorkers:
     """The running workers of one run folder; leaving the `with` block ends all that is left of them."""
 
-    def __init__(self, run: Path, num_workers: int) -> None:
+    def __init__(
+        self, run: Path, num_workers: int, *, module: str = MODULE, arguments: Sequence[str] = ()
+    ) -> None:
         self.log = run / LOG
         self._scratch = run / "launcher"  # else torch leaves its folder in /tmp
         self._worker_pids: set[int] = set()
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", str(num_workers), "--log-dir", str(self._scratch)]
-        command += ["-m", "thinwire.recipes.worker", str(run)]
+        command += ["-m", module, str(run), *arguments]
         with self.log.open("wb") as log:
             self._launcher = subprocess.Popen(
                 command,

@@ -1,4 +1,4 @@
-"""The training loop of all recipes: plain PyTorch and one `attach`, as in anybody's own script."""
+"""The training loop of all recipes: plain PyTorch and one line that joins workers, as in anybody's script."""
 
 from __future__ import annotations
 
@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire.data import Shards, Streams
-from thinwire.engine.attach import attach
-from thinwire.engine.link import Link
 from thinwire.events import Evaluated, Record, RunEnded, Summary
 from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.devices import choose_device
+from thinwire.recipes.joined import Join, Joined, Peers, join_by
 from thinwire.recipes.keep import Carry, Course, keep
 from thinwire.recipes.meter import Meter
 from thinwire.recipes.profile import profiling
-from thinwire.strategies import registry as strategies
-from thinwire.strategies.base import overrides
 
 Emit = Callable[[Record], object]
 TEST_BATCH_SIZE = 100
@@ -58,9 +55,11 @@ def train(
     emit: Emit,
     on_error: AbstractContextManager[object] | None = None,
     trace: Path | None = None,
+    join: Join | None = None,
 ) -> None:
-    """Train as one of the workers; `emit` is told how it goes, `on_error` sees an error before peers do, and
-    `trace` is where a few steps are written to as a Chrome trace."""
+    """Train as one of the workers; `emit` is told how it goes, `on_error` sees an error before peers do,
+    `trace` is where a few steps are written to as a Chrome trace, and `join` is how workers are joined, if
+    not by the strategy of `config`."""
     torch.manual_seed(config.seed)
     device = choose_device(config.device, worker.local_rank)
     training = recipe.training()
@@ -72,46 +71,56 @@ def train(
     model = training.model().to(device)
     optimizer = training.optimizer(model, plan)
     course = Course(optimizer, training.schedule, plan)
-    strategy = strategies.build(config.strategy, config.settings)
     with (
-        attach(model, optimizer, strategy) as link,
+        (join or join_by(config))(model, optimizer) as joined,
         on_error or nullcontext(),
         profiling(trace, plan.num_steps, device) as step_done,
     ):
         seed_apart(config.seed, worker.rank)
+        peers = joined.peers
         meter = Meter(
-            rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
+            rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: peers.stats, emit=emit
         )
         result = Result(0.0, 0.0)
-        carry = Carry(device)
-        with keep(config, worker.checkpoints, link, model, course, shards, meter, carry) as checkpoints:
+        carry, every = Carry(device), config.evaluate_every
+
+        def judge(epoch: int) -> Result:
+            meter.pause()
+            result = evaluate(model, training, data, joined, device)
+            if worker.rank == 0:
+                emit(_evaluated(recipe, meter, epoch, result))
+            joined.model.train()
+            meter.start()
+            return result
+
+        with keep(config, worker.checkpoints, peers, model, course, shards, meter, carry) as checkpoints:
             for epoch in range(shards.epoch + 1, config.epochs + 1):
                 if shards.epoch != epoch - 1:
                     shards.set_epoch(epoch - 1)
                     carry.state = None
-                model.train()
+                joined.model.train()
                 meter.start()
                 for batch in shards.batches(config.batch_size):
                     inputs, targets = data.train.take(batch)
-                    optimizer.zero_grad()
-                    outputs, carry.state = training.forward(model, inputs.to(device), carry.state)
+                    joined.optimizer.zero_grad()
+                    outputs, carry.state = training.forward(joined.model, inputs.to(device), carry.state)
                     loss = training.loss(outputs, targets.to(device))
                     value = loss.item()
                     meter.check(value, epoch)
                     loss.backward()
                     if training.clip_norm is not None:
-                        link.clip_grad_norm_(training.clip_norm)
-                    optimizer.step()
+                        peers.clip_grad_norm_(training.clip_norm)
+                    joined.optimizer.step()
                     course.step()
                     meter.stepped(value, len(batch), epoch)
                     checkpoints.stepped()
                     step_done()
-                meter.pause()
-                result = evaluate(model, training, data, link, device)
-                if worker.rank == 0:
-                    emit(_evaluated(recipe, meter, epoch, result))
+                    if every and meter.step % every == 0:
+                        result = judge(epoch)
+                if not every or meter.step % every:
+                    result = judge(epoch)
         ended = meter.ended()
-        summary = _summary(recipe, config, result, ended, link)
+        summary = _summary(recipe, config, result, ended, peers)
     emit(ended)
     if worker.rank == 0:
         emit(summary)
@@ -119,7 +128,12 @@ def train(
 
 def seed_apart(seed: int, rank: int) -> None:
     """From here on workers draw different numbers (dropout, crops), still the same in every run."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+    torch.manual_seed(seed_of(seed, rank))
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """One worker's own seed."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 
 def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:
@@ -131,34 +145,34 @@ def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams
 
 
 @torch.no_grad()
-def evaluate(model: nn.Module, training: Training, data: Data, link: Link, device: torch.device) -> Result:
+def evaluate(
+    model: nn.Module, training: Training, data: Data, joined: Joined, device: torch.device
+) -> Result:
     """The metric and the loss on the test data, each worker going through its part of it."""
-    talks = overrides(link.strategy, "reduce") or overrides(link.strategy, "mix")
-    # replicas that differ are judged by their mean, which is what a user would keep
-    differ = talks and not link.strategy.replicas_agree
-    with link.averaged() if differ else nullcontext():
+    peers = joined.peers
+    with nullcontext() if joined.replicas_agree else peers.averaged():
         model.eval()
         loss_sum = score_sum = 0.0
         count = 0
         carried: Carried = None
-        for batch in batches_of_test(data, link):
+        for batch in batches_of_test(data, peers):
             inputs, targets = data.test.take(batch)
             outputs, carried = training.forward(model, inputs.to(device), carried)
             loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
             score_sum += training.score(outputs, targets.to(device)).item()
             count += len(batch)
-    loss_total, score_total, total = link.sum([loss_sum, score_sum, count])
+    loss_total, score_total, total = peers.sum([loss_sum, score_sum, count])
     return Result(training.metric(score_total / total), loss_total / total)
 
 
-def batches_of_test(data: Data, link: Link) -> Iterator[NDArray[np.int64]]:
+def batches_of_test(data: Data, peers: Peers) -> Iterator[NDArray[np.int64]]:
     """This worker's part of the test data. Of streams a few samples at the end may be left out; how many
     does not depend on the number of workers as long as it divides `TEST_STREAMS`."""
     if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=link.rank, world_size=link.world_size)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // link.world_size))
+        streams = Streams(num_samples=len(data.test), rank=peers.rank, world_size=peers.world_size)
+        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // peers.world_size))
         return
-    mine = np.arange(link.rank, len(data.test), link.world_size)
+    mine = np.arange(peers.rank, len(data.test), peers.world_size)
     for start in range(0, len(mine), TEST_BATCH_SIZE):
         yield mine[start : start + TEST_BATCH_SIZE]
 
@@ -174,10 +188,10 @@ def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Eval
     )
 
 
-def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, link: Link) -> Summary:
+def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, peers: Peers) -> Summary:
     train_s = max(ended.train_s, 1e-9)
-    told = link.stats.instruments
-    sent, messages, seconds, speed, exposed, *instruments = link.sum(
+    told = peers.stats.instruments
+    sent, messages, seconds, speed, exposed, *instruments = peers.sum(
         [
             *(ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s),
             *told.values(),
@@ -187,7 +201,7 @@ def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded,
         recipe=recipe.name,
         strategy=config.strategy,
         settings=config.settings,
-        workers=link.world_size,
+        workers=peers.world_size,
         epochs=config.epochs,
         steps=ended.steps,
         metric=recipe.target.metric,
@@ -195,11 +209,11 @@ def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded,
         target=recipe.target.value,
         reached=recipe.target.reached_by(result.value),
         loss=result.loss,
-        train_s=seconds / link.world_size,
+        train_s=seconds / peers.world_size,
         samples_per_s=speed,
         sent_bytes=int(sent),
-        sent_bytes_per_step=sent / link.world_size / ended.steps,
+        sent_bytes_per_step=sent / peers.world_size / ended.steps,
         messages=int(messages),
-        exposed_share=exposed / link.world_size,
-        instruments={k: v / link.world_size for k, v in zip(told, instruments, strict=True)},
+        exposed_share=exposed / peers.world_size,
+        instruments={k: v / peers.world_size for k, v in zip(told, instruments, strict=True)},
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from thinwire.report.drawing import Plot, new_plot, wrapped
 from thinwire.report.looks import INK, MUTED
-from thinwire.report.timings import Spread
+from thinwire.spread import Spread
 
 THICK = 0.62
 """Of a bar; a row is 1."""

@@ -11,7 +11,8 @@ from thinwire.errors import DataError
 from thinwire.events import FOLDER, EventReader, StepTimed
 from thinwire.report.reading import make_run, read_json
 from thinwire.report.runs import Run
-from thinwire.report.timings import FAMILIES, Cell, Family, Spread, Timing, timings
+from thinwire.report.timings import FAMILIES, Cell, Family, Timing, timings
+from thinwire.spread import Spread
 from thinwire.units import count
 
 BENCH = "bench.json"
@@ -34,6 +35,11 @@ class NamedRun:
     family: Family
     label: str
     """The system, and what tells this run apart from others of the same system."""
+
+    @property
+    def exposed_share(self) -> float | None:
+        """Part of the training time spent waiting for the wire; rivals do not tell."""
+        return None if self.family == "rival" else self.run.exposed_share
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -95,11 +101,15 @@ def read_subject(folder: Path) -> Subject:
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
             hint="name the folder that a command calls its results, or one that holds several of these",
         )
-    families: dict[str, Family] = {block.system: block.family for block in blocks}
+    facts = read_json(folder / BENCH)
+    families: dict[str, Family] = {
+        name: family for name, family in dict(facts.get("families") or {}).items() if family in FAMILIES
+    }
+    families |= {block.system: block.family for block in blocks}
     named = sorted(name_runs(runs, families), key=lambda training: FAMILIES.index(training.family))
     return Subject(
         folder=folder,
-        facts=read_json(folder / BENCH),
+        facts=facts,
         blocks=tuple(blocks),
         timings=tuple(timings(blocks) if blocks else timings_of(named)),
         trainings=tuple(named),
@@ -197,12 +207,21 @@ def timings_of(trainings: Sequence[NamedRun]) -> list[Timing]:
             cell=cell,
             step_s=step_s[system, cell],
             efficiency=_efficiency(group, ceilings.get(cell)),
-            compute_s=_mean([t.run.step_s - t.run.exposed_s_per_step for t in group]),
-            exposed_s=_mean([t.run.exposed_s_per_step for t in group]),
+            compute_s=_compute_s(group, ceilings.get(cell)),
+            exposed_s=None
+            if group[0].family == "rival"
+            else _mean([t.run.exposed_s_per_step for t in group]),
             sent_bytes=_mean([t.run.sent_bytes_per_step for t in group]),
         )
         for (system, cell), group in groups.items()
     ]
+
+
+def _compute_s(group: Sequence[NamedRun], ceiling_s: float | None) -> float:
+    """Of a rival, which does not tell its waiting, as much as the ceiling took."""
+    if group[0].family == "rival" and ceiling_s is not None:
+        return ceiling_s
+    return _mean([t.run.step_s - t.run.exposed_s_per_step for t in group])
 
 
 def _efficiency(group: Sequence[NamedRun], ceiling_s: float | None) -> Spread | None:

@@ -10,8 +10,9 @@ from thinwire.report.run_plots import MOST_WORKERS, slowest
 from thinwire.report.runs import Run, seconds_of
 from thinwire.report.subject import NamedRun, timings_of
 from thinwire.report.target import target_of
-from thinwire.report.timings import Cell, Spread, Timing, cells
+from thinwire.report.timings import Cell, Timing, cells
 from thinwire.report.words import place
+from thinwire.spread import Spread
 from thinwire.units import as_bytes, as_metric, as_percent, as_seconds, three_digits
 
 UNKNOWN = "-"
@@ -79,7 +80,7 @@ def run_table(trainings: Sequence[NamedRun]) -> Html:
                 three_digits(run.train_s),
                 f"{run.samples_per_s:,.0f}",
                 UNKNOWN if efficiency is None else as_percent(efficiency.median),
-                as_percent(run.exposed_share),
+                UNKNOWN if training.exposed_share is None else as_percent(training.exposed_share),
                 as_bytes(run.sent_bytes_per_step),
                 run.state,
             ]

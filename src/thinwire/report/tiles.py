@@ -78,6 +78,8 @@ def _compared(trainings: Sequence[NamedRun]) -> Numbers:
     fastest = max(competing, key=lambda training: training.run.samples_per_s)
     speed = f"{fastest.run.samples_per_s:,.0f}"
     numbers.append(("most samples/s", speed, f"{fastest.label}, {recipe}"))
-    least = min(competing, key=lambda training: training.run.exposed_share)
-    numbers.append(("least exposed", as_percent(least.run.exposed_share), f"{least.label}, {recipe}"))
+    shares = [(t.exposed_share, t.label) for t in competing if t.exposed_share is not None]
+    if shares:
+        share, label = min(shares)
+        numbers.append(("least exposed", as_percent(share), f"{label}, {recipe}"))
     return numbers

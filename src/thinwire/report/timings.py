@@ -8,32 +8,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.events import StepTimed
+from thinwire.spread import Spread
 
 Family = Literal["ceiling", "ours", "rival"]
 FAMILIES: tuple[Family, ...] = ("ceiling", "ours", "rival")
 REFERENCE = "ddp"
 """The rival everybody knows; what ours are compared with first."""
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """The middle of some measurements, and the quartiles on both sides of it."""
-
-    median: float
-    low: float
-    high: float
-    count: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        """
-        >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-        Spread(median=3.0, low=2.0, high=4.0, count=5)
-        """
-        if len(values) < 2:
-            return cls(values[0], values[0], values[0], 1)
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive")
-        return cls(median, low, high, len(values))
 
 
 @dataclass(frozen=True, order=True, slots=True)

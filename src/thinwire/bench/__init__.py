@@ -1,0 +1,1 @@
+"""`thinwire bench`: our strategies and other systems, measured side by side in labs."""

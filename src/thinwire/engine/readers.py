@@ -1,0 +1,97 @@
+"""Notices who handles a model or an optimizer as a whole: state dicts, copies, files, zero_grad.
+
+`overlap="forward"` must finish its steps before anybody else takes the whole. Where torch has no hook, an
+attribute of the one object stands before its class's method; copies and files get none of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from thinwire.errors import UsageError
+
+_GETSTATE, _ZERO_GRAD = "__getstate__", "zero_grad"
+
+
+@dataclass(frozen=True, slots=True)
+class _Override:
+    """An attribute of one object in the place of its class's method."""
+
+    owner: nn.Module | Optimizer
+    name: str
+    instead: Callable[..., Any]
+
+    def set(self) -> None:
+        self.owner.__dict__[self.name] = self.instead  # not setattr, which compiled modules pass on
+
+    def remove(self) -> None:
+        self.owner.__dict__.pop(self.name, None)
+
+
+class Readers:
+    """Calls `settle` before model or optimizer are saved, loaded or copied, and `drop` at zero_grad."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        settle: Callable[[], None],
+        drop: Callable[[], None],
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._settle = settle
+        self._drop = drop
+        self._handles: list[RemovableHandle] = []
+        self._overrides: list[_Override] = []
+        self._hidden: set[int] = set()
+
+    def hook(self, others: Sequence[RemovableHandle]) -> None:
+        """`others`: hooks besides these that a copy of the model must not have."""
+        owners: list[nn.Module | Optimizer] = [*self._model.modules(), self._optimizer]
+        for owner in owners:
+            self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._settle()))
+            self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._settle()))
+            self._overrides.append(_Override(owner, _GETSTATE, partial(self._copied, owner)))
+        for owner in (self._model, self._optimizer):
+            self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner)))
+        for override in self._overrides:
+            override.set()
+        self._hidden = {handle.id for handle in (*self._handles, *others)}
+
+    def unhook(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for override in self._overrides:
+            override.remove()
+        self._handles.clear()
+        self._overrides.clear()
+
+    def _copied(self, owner: nn.Module | Optimizer) -> Any:
+        """What pickle and deepcopy take: the finished state, without anything of ours."""
+        self._settle()
+        state = type(owner).__getstate__(owner)  # type: ignore[arg-type]  # each its own
+        if not isinstance(state, dict):
+            return state
+        plain = {name: value for name, value in state.items() if name not in (_GETSTATE, _ZERO_GRAD)}
+        for name, hooks in plain.items():
+            if "_hooks" in name and isinstance(hooks, dict):
+                plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in self._hidden)
+        return plain
+
+    def _zero_grad(self, owner: nn.Module | Optimizer, set_to_none: bool = True) -> None:
+        if not set_to_none:
+            raise UsageError(
+                "overlap='forward' keeps no gradients that could be set to zero",
+                hint="call zero_grad() without set_to_none=False, or use AllReduce(overlap='backward')",
+            )
+        self._drop()
+        type(owner).zero_grad(owner)  # type: ignore[arg-type]  # each its own

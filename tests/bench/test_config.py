@@ -1,0 +1,62 @@
+"""The configuration of a benchmark and its folder."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from thinwire.bench import config as configs
+from thinwire.bench.config import QUICK, STANDARD, Study, new_folder
+from thinwire.bench.provenance import provenance
+from thinwire.errors import SettingError
+
+
+@pytest.mark.parametrize("config", [STANDARD, QUICK], ids=["standard", "quick"])
+def test_what_is_written_is_read_again(config: configs.BenchConfig, tmp_path: Path) -> None:
+    chosen = replace(config, systems=("silent", "ddp"), rivals="some.module")
+    configs.write(tmp_path, chosen, {"begin": provenance()})
+    assert configs.read(tmp_path) == chosen
+
+
+def test_the_grid_is_the_standard_one() -> None:
+    assert STANDARD.workers == (2, 4, 8, 16)
+    assert STANDARD.rates_bits_per_s == (50e6, 200e6, 1e9)
+    assert len(STANDARD.nets) == 2
+    assert [study.recipe for study in STANDARD.studies] == ["mnist-cnn", "cifar-resnet20"]
+    assert [study.recipe for study in QUICK.studies] == ["digits-cnn"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"workers": (1,)}, "workers must be 2 to 64, got 1"),
+        ({"rates_bits_per_s": (1.0,)}, "rate must be between"),
+        ({"nets": ("resnet51",)}, "emulate must be one of"),
+        ({"scale": 2.0}, "scale must be above 0 and at most 1"),
+        ({"turns": 0}, "turns must be at least 1, got 0"),
+        ({"minutes": 0}, "minutes must be above 0, got 0"),
+    ],
+)
+def test_wrong_settings_are_refused(changes: dict[str, object], error: str) -> None:
+    with pytest.raises(SettingError, match=error):
+        replace(QUICK, **changes)  # type: ignore[arg-type]
+
+
+def test_a_folder_must_be_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first, second = new_folder(None), new_folder(tmp_path / "a" / "b")
+    assert first.parent.name == "runs"
+    assert first.name.startswith("bench-")
+    (second / "file").touch()
+    with pytest.raises(SettingError, match="new or empty folder"):
+        new_folder(second)
+    with pytest.raises(SettingError, match="can be written to"):
+        new_folder(second / "file")
+
+
+def test_run_folders_have_plain_names(tmp_path: Path) -> None:
+    study: Study = QUICK.studies[0]
+    name = configs.run_folder(tmp_path, study, "all-reduce:overlap=forward").name
+    assert name == "digits-cnn-all-reduce-overlap-forward"

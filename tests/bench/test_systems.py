@@ -1,0 +1,71 @@
+"""Systems by name: ours, rivals, and what is said when there are none."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from thinwire.bench.systems import Ours, choose, family_of, find, load_rivals, ours, standard_names
+from thinwire.errors import SettingError
+from thinwire.strategies import registry
+
+
+def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_both_overlaps() -> None:
+    names = standard_names()
+    assert names[0] == "silent"
+    assert {name.split(":")[0] for name in names} == set(registry.names())
+    assert {"all-reduce", "all-reduce:overlap=forward"} <= set(names)
+
+
+def test_rivals_are_found_from_the_current_folder() -> None:
+    rivals = load_rivals(None)
+    assert "ddp" in rivals
+    assert choose(None, rivals) == [*standard_names(), *rivals]
+    for name, rival in rivals.items():
+        assert find(name, rivals) is rival
+        assert family_of(rival) == "rival"
+        assert rival.period >= 1
+
+
+def test_elsewhere_there_are_none_unless_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    for name in [name for name in sys.modules if name.split(".")[0] == "benchmarks"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert load_rivals(None) == {}
+    with pytest.raises(SettingError, match=r"rivals must be a module, got 'nowhere\.rivals'"):
+        load_rivals("nowhere.rivals")
+    (tmp_path / "empty_rivals.py").touch()
+    with pytest.raises(SettingError, match=r"a module with all_rivals\(\), got 'empty_rivals'"):
+        load_rivals("empty_rivals")
+    (tmp_path / "broken_rivals.py").write_text("import not_there_at_all")
+    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+        load_rivals("broken_rivals")
+
+
+def test_the_ceiling_and_ddp_are_always_measured_too() -> None:
+    rivals = load_rivals(None)
+    assert choose(["all-reduce:overlap=none"], rivals) == ["silent", "all-reduce:overlap=none", "ddp"]
+    assert choose(["ddp", "silent"], rivals) == ["silent", "ddp"]
+    assert choose(["all-reduce"], {}) == ["silent", "all-reduce"]
+
+
+def test_unknown_systems_and_settings_are_refused() -> None:
+    with pytest.raises(SettingError, match=r"systems must be among silent, .*ddp.*, got 'horovod'"):
+        choose(["horovod"], load_rivals(None))
+    with pytest.raises(SettingError, match="no rivals were found"):
+        choose(["ddp"], {})
+    with pytest.raises(SettingError, match="has no setting 'speed'"):
+        choose(["all-reduce:speed=9"], {})
+
+
+def test_ours_are_strategies_with_their_settings() -> None:
+    system = ours("all-reduce:overlap=none")
+    assert system.strategy.overlap == "none"
+    assert (system.name, system.period, system.replicas_agree) == ("all-reduce:overlap=none", 1, True)
+    assert family_of(system) == "ours"
+    ceiling = find("silent", {})
+    assert isinstance(ceiling, Ours)
+    assert (family_of(ceiling), ceiling.period, ceiling.available()) == ("ceiling", 1, None)

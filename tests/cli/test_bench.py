@@ -1,0 +1,100 @@
+"""`thinwire bench` without measuring: what it offers, what it refuses, what it prints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.records import NET, timed
+from thinwire.bench.run import Setting
+from thinwire.cli import main
+from thinwire.events import EventWriter
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+    """Nothing is measured; what would have been is kept, and two blocks are written down."""
+    seen: list[Setting] = []
+
+    def measure(folder: Path, setting: Setting, *_: object) -> None:
+        seen.append(setting)
+        with EventWriter(folder, 0) as events:
+            events.write(timed("silent", step_s=0.3))
+            events.write(timed("ddp", step_s=0.6, family="rival"))
+
+    monkeypatch.setattr("thinwire.cli.bench.measure", measure)
+    return seen
+
+
+def test_options_are_these_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if line.strip().startswith("--")] == [
+        "--quick",
+        "--workers",
+        "--rate",
+        "--net",
+        "--systems",
+        "--rivals",
+        "--data",
+        "--turns",
+        "--minutes",
+        "--scale",
+        "--out",
+    ]
+
+
+def test_everything_reaches_the_configuration(
+    settings: list[Setting], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = f"bench --quick --workers 2,8 --rate 50mbit,1gbit --net {NET} --net resnet20 --scale 0.5 --turns 7"
+    line += f" --minutes 1.5 --systems ddp --data {tmp_path} --out {tmp_path / 'out'}"
+    assert main(line.split()) == 0
+    config = settings[0].config
+    assert (config.workers, config.rates_bits_per_s) == ((2, 8), (50e6, 1e9))
+    assert (config.nets, config.scale, config.turns, config.minutes) == ((NET, "resnet20"), 0.5, 7, 1.5)
+    assert config.systems == ("silent", "ddp")
+    assert config.studies[0].data == str(tmp_path)
+    shown = capsys.readouterr()
+    assert "8 workers at 200mbit, 5 M parameters" in shown.out
+    assert "50 %" in shown.out
+    assert "this takes at most about" in shown.err
+    assert (tmp_path / "out" / "step_time.md").exists()
+
+
+def test_absent_rivals_and_data_are_told(
+    settings: list[Setting],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("thinwire.bench.run.load_rivals", lambda _: {})
+    assert main(["bench", "--out", str(tmp_path / "out")]) == 0
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert "not found: run from a checkout" in " ".join(text.split())
+    assert "no data" in " ".join(shown.out.split())
+    assert set(settings[0].no_data) == {"mnist-cnn", "cifar-resnet20"}
+    assert "Rivals: not found" in (tmp_path / "out" / "time_to_accuracy.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        ("--workers two", "workers must be whole numbers, got 'two'"),
+        ("--workers 1", "workers must be 2 to 64, got 1"),
+        ("--rate fast", "rate must be a bandwidth, got 'fast'"),
+        ("--net resnet51", "emulate must be one of"),
+        ("--systems horovod", "systems must be among silent, all-reduce"),
+        ("--rivals no.such", "rivals must be a module, got 'no.such'"),
+        ("--turns 0", "turns must be at least 1, got 0"),
+        ("--out pyproject.toml", "--out must be a folder that can be written to"),
+    ],
+)
+def test_bad_input_is_told_before_anything_is_measured(
+    arguments: str, error: str, settings: list[Setting], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", *arguments.split()]) == 1
+    assert f"error: {error}" in capsys.readouterr().err
+    assert settings == []
