@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -122,6 +122,7 @@ class Counts:
     received_bytes: int = 0
     messages: int = 0
     exposed_s: float = 0.0
+    instruments: Mapping[str, float] = field(default_factory=dict)
 
 
 class Team:
@@ -179,6 +180,7 @@ class Counted:
             received_bytes=told.received_bytes,
             messages=told.messages,
             exposed_s=told.exposed_s,
+            instruments=told.instruments,
         )
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -11,7 +11,6 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any
 
 import torch
@@ -160,8 +159,7 @@ class Deferred:
         self._pending = any(load.to_step for load in self._loads)
 
     def _need(self, indices: Iterable[int]) -> None:
-        for work in self.needing(indices):
-            self._launcher.wait(work)
+        self._launcher.wait_for(self.needing(indices))
 
     def needing(self, indices: Iterable[int]) -> Iterator[Work]:
         """What to wait for, one after another, until these buckets are up to date."""
@@ -194,14 +192,14 @@ class Deferred:
             self._stepper.step(load.bucket)
 
     def reducing(self) -> Iterator[Work]:
-        """What to wait for before gradients can be looked at."""
-        reduced = (load for load in self._loads if load.reduced and not load.to_step)
-        return chain.from_iterable(self._pieces.works(load.bucket.index) for load in reduced)
+        """What to wait for before `gradients` that no step has asked for yet can be seen."""
+        for load in self._loads:
+            if load.reduced and not load.to_step:
+                yield from self._pieces.works(load.bucket.index)
 
     def _waiting(self) -> list[_Load]:
         """What is reduced and waits for an optimizer.step()."""
-        for work in self.reducing():
-            self._launcher.wait(work)
+        self._launcher.wait_for(self.reducing())
         return [load for load in self._loads if load.reduced and not load.to_step]
 
     def _drop(self) -> None:
@@ -238,8 +236,7 @@ class Deferred:
             self._send(load)
         self._pieces.end()
         self._drop()
-        for work in self._launcher.receiving_buffers():
-            self._launcher.wait(work)
+        self._launcher.wait_for(self._launcher.receiving_buffers())
         return self._loads[0].bucket.mean_weight()
 
 

@@ -205,7 +205,7 @@ class Link:
         average or a clamp.
         """
         self._reducer.settle()
-        self._wait_for(self._mixer.finishing())
+        self.wait_for(self._mixer.finishing())
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -311,8 +311,10 @@ class Link:
     def receiving_buffers(self) -> Iterator[Work]:
         return self._buffers.receiving()
 
-    def wait(self, work: Work) -> None:
-        self._wait(work)
+    def wait_for(self, works: Iterable[Work]) -> None:
+        """One after another: what comes next may depend on the one before."""
+        for work in works:
+            self._wait(work)
 
     def soon(self, call: Callable[[], None]) -> None:
         self._progress.soon(call)
@@ -338,7 +340,7 @@ class Link:
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
         with range_of("land"):
-            self._wait_for(self._mixer.landing(self._steps))
+            self.wait_for(self._mixer.landing(self._steps))
 
     def _after_step(self) -> None:
         self._reducer.record_step()
@@ -346,7 +348,7 @@ class Link:
         self._tell()
         if overrides(self.strategy, "mix"):
             with range_of("mix"):
-                self._wait_for(self._mixer.launching(self._steps))
+                self.wait_for(self._mixer.launching(self._steps))
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
@@ -358,11 +360,6 @@ class Link:
 
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
         return self._progress.driver.start(coroutine, name)
-
-    def _wait_for(self, works: Iterable[Work]) -> None:
-        """One after another: what comes next may depend on the one before."""
-        for work in works:
-            self._wait(work)
 
     def _wait(self, work: Work) -> None:
         """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Protocol
@@ -22,7 +22,7 @@ class Launcher(Protocol):
     def reduce(self, bucket: Gradients) -> Task: ...
     def send_buffers(self) -> None: ...
     def receiving_buffers(self) -> Iterator[Work]: ...
-    def wait(self, work: Work) -> None: ...
+    def wait_for(self, works: Iterable[Work]) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
 
@@ -50,8 +50,7 @@ class Reducer:
             self._send()
 
     def backward_ends(self) -> None:
-        for work in self.finishing():
-            self._launcher.wait(work)
+        self._launcher.wait_for(self.finishing())
 
     def finishing(self) -> Iterator[Work]:
         """What to wait for, one after another, until the gradients are final."""
@@ -96,8 +95,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.shadow_()
             self._tasks.append(self._launcher.reduce(bucket))
-        for work in chain(self._tasks, self._launcher.receiving_buffers()):
-            self._launcher.wait(work)
+        self._launcher.wait_for(chain(self._tasks, self._launcher.receiving_buffers()))
         return self._buckets[0].mean_weight()
 
     def parcels(self) -> list[Tensor]:
@@ -120,7 +118,7 @@ class Reducer:
         """Nothing is ever pending here."""
 
     def reducing(self) -> Iterator[Work]:
-        """What to wait for before gradients can be looked at: nothing, they are final."""
+        """What to wait for before `gradients`: nothing, they are final."""
         return iter(())
 
     def gradients(self) -> AbstractContextManager[None]:

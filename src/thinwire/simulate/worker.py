@@ -100,9 +100,9 @@ class VirtualWorker:
         self._wire = MeteredWire(wire, self._meter)
         engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         named = [(name, p) for name, p in learner.model.named_parameters() if p.requires_grad]
-        bucket_bytes = stage.ways.bucket_bytes or usual_bucket_bytes(
-            sum(p.nbytes for _, p in named), strategy, wire.world_size
-        )
+        bucket_bytes = stage.ways.bucket_bytes
+        if bucket_bytes is None:
+            bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, wire.world_size)
         self._buckets = with_companions(make_buckets(named, bucket_bytes), learner.optimizer)
         self._timetable = _timetable([(name, p.numel()) for name, p in named], self._buckets, stage.ways)
         self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", engine)
@@ -156,7 +156,7 @@ class VirtualWorker:
         while self.steps < self.stop_at and await self._forward():
             await self._backward()
             await self._step()
-        await self._wait_for(self._settling())
+        await self._await_all(self._settling())
 
     async def _forward(self) -> bool:
         """Whether there was a batch."""
@@ -170,7 +170,7 @@ class VirtualWorker:
             for bucket, share in self._timetable.needs:
                 await self._clock.sleep((share - over) * forward_s)
                 over = share
-                await self._wait_for(self._reducer.needing([bucket]))
+                await self._await_all(self._reducer.needing([bucket]))
         self._learner.ask()
         await self._clock.sleep((1 - over) * forward_s)
         return True
@@ -192,21 +192,21 @@ class VirtualWorker:
         if isinstance(self._reducer, Deferred):
             self._reducer.backward_ends()
         else:
-            await self._wait_for(self._reducer.finishing())
+            await self._await_all(self._reducer.finishing())
 
     async def _step(self) -> None:
         if self._learner.clip_norm is not None:
-            await self._wait_for(self._reducer.reducing())
+            await self._await_all(self._reducer.reducing())
             with self._reducer.gradients():
                 nn.utils.clip_grad_norm_(self._learner.model.parameters(), self._learner.clip_norm)
         if self._serving is not None and self._serving.error is not None:
             raise self._serving.error
-        await self._wait_for(self._mixer.landing(self.steps))
+        await self._await_all(self._mixer.landing(self.steps))
         self._learner.optimizer.step()
         self._reducer.record_step()
         self.steps += 1
         if overrides(self._strategy, "mix"):
-            await self._wait_for(self._mixer.launching(self.steps))
+            await self._await_all(self._mixer.launching(self.steps))
         self._learner.stepped()
         self._stage.stepped(self)
 
@@ -226,9 +226,10 @@ class VirtualWorker:
     def receiving_buffers(self) -> Iterator[Work]:
         return self._buffers.receiving()
 
-    def wait(self, work: Work) -> None:
-        assert work.done(), "on the clock nothing blocks: what is needed was waited for before"
-        work.wait()
+    def wait_for(self, works: Iterable[Work]) -> None:
+        for work in works:
+            assert work.done(), "on the clock nothing blocks: what is needed was waited for before"
+            work.wait()
 
     def soon(self, call: Callable[[], None]) -> None:
         self._clock.soon(call)
@@ -247,7 +248,7 @@ class VirtualWorker:
     def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
         return self._driver.start(coroutine, name)
 
-    async def _wait_for(self, works: Iterable[Work]) -> None:
+    async def _await_all(self, works: Iterable[Work]) -> None:
         """One after another; the time that passes is exposed."""
         for work in works:
             began_s = self._clock.now_s
