@@ -31,6 +31,7 @@ import torch
 
 from benchmarks.provenance import RESULTS, provenance, save
 from benchmarks.recipes import prepared
+from thinwire.bench.systems import EXACT, named
 from thinwire.errors import DataError
 from thinwire.events import Evaluated, read_events
 from thinwire.hosts.description import describe
@@ -39,7 +40,8 @@ from thinwire.recipes.config import Choices, RunConfig, resolve
 from thinwire.recipes.virtual import Cluster, simulate
 from thinwire.strategies import registry as strategies
 
-EXACT = "all-reduce"
+VARIANTS = ("gossip-grad:share=0.1", "gossip-grad:payload=int8", "gossip-grad:asynchronous=true")
+"""Settings that may cost accuracy, beside those that strategies come with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,7 @@ class Run:
 
     recipe: str
     strategy: str
+    """With the settings that were given."""
     workers: int
     batch_size: int
     epochs: int
@@ -65,7 +68,7 @@ class Run:
     wall_s: float
 
 
-def one(config: RunConfig, cluster: Cluster) -> Run:
+def one(strategy: str, config: RunConfig, cluster: Cluster) -> Run:
     """Train one of them, in a process of its own."""
     torch.set_num_threads(1)
     began_s = time.monotonic()
@@ -76,7 +79,7 @@ def one(config: RunConfig, cluster: Cluster) -> Run:
     summary = simulated.summary
     return Run(
         recipe=config.recipe,
-        strategy=config.strategy,
+        strategy=strategy,
         workers=config.workers,
         batch_size=config.batch_size,
         epochs=config.epochs,
@@ -94,17 +97,18 @@ def one(config: RunConfig, cluster: Cluster) -> Run:
     )
 
 
-def configs(arguments: argparse.Namespace, data: Path | None) -> list[RunConfig]:
+def configs(arguments: argparse.Namespace, data: Path | None) -> list[tuple[str, RunConfig]]:
     """Exact SGD of all recipes and seeds first; recipes without data are named and left out."""
-    found: list[RunConfig] = []
+    found: list[tuple[str, RunConfig]] = []
     for name in arguments.recipes.split(","):
         recipe = registry.get(name)
         size = arguments.batch_size or recipe.batch_size
-        for strategy in arguments.strategies.split(","):
+        for system in arguments.strategies.split(","):
+            strategy, settings = named(system)
             for seed in range(arguments.seeds):
                 choices = Choices(
                     strategy=strategy,
-                    settings={},
+                    settings=settings,
                     workers=arguments.workers,
                     epochs=arguments.epochs,
                     batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
@@ -113,11 +117,11 @@ def configs(arguments: argparse.Namespace, data: Path | None) -> list[RunConfig]
                     device=arguments.device,
                 )
                 try:
-                    found.append(resolve(name, recipe, choices))
+                    found.append((system, resolve(name, recipe, choices)))
                 except DataError as error:
                     _note(f"left out: {name}: {error.message}")
                     break
-    return sorted(found, key=lambda config: config.strategy != EXACT)
+    return sorted(found, key=lambda each: each[0] != EXACT)
 
 
 @dataclass(slots=True)
@@ -197,7 +201,11 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--data", type=Path, help="folder with the data of all recipes (docs/recipes.md)")
     parser.add_argument("--recipes", default="cifar-resnet20,mnist-cnn,ptb-lstm", help="comma-separated")
-    parser.add_argument("--strategies", default=",".join(strategies.names()), help="comma-separated (all)")
+    parser.add_argument(
+        "--strategies",
+        default=",".join([*strategies.names(), *VARIANTS]),
+        help="comma-separated, as `thinwire bench` names systems (all): gossip-grad:share=0.1",
+    )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seeds", type=int, default=3, help="how many (3)")
     parser.add_argument("--epochs", type=int, help="of every recipe (each its own)")
@@ -206,6 +214,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--jobs", type=int, help="runs at once (6 on a GPU, else 1)")
     parser.add_argument("--rate", default="1gbit")
+    parser.add_argument("--slow", action="append", metavar="HOST=SPEED", help="a host that computes slower")
     parser.add_argument("--latency-ms", type=float, default=0.4)
     parser.add_argument("--compute", type=float, default=0.2, help="seconds per step of a worker (0.2)")
     parser.add_argument(
@@ -233,31 +242,32 @@ def main() -> None:
         data = None if arguments.data is None else prepared(arguments.data, Path(scratch))
         waiting = configs(arguments, data)
         cluster = Cluster(
-            description=describe(hosts=arguments.workers, rate=arguments.rate),
+            description=describe(hosts=arguments.workers, rate=arguments.rate, slow=arguments.slow or []),
             latency_s=arguments.latency_ms / 1e3,
             compute_s=arguments.compute,
         )
         _note(f"{len(waiting)} runs, {arguments.jobs} at once")
         with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            running: dict[Future[Run], RunConfig] = {}
+            running: dict[Future[Run], str] = {}
             while waiting or running:
                 late = time.monotonic() - began_s > arguments.limit
                 while waiting and len(running) < arguments.jobs:
-                    config = waiting.pop(0)
+                    strategy, config = waiting.pop(0)
+                    name = f"{config.recipe}, {strategy}, seed {config.seed}"
                     if late:
-                        failures.append(f"{_name(config)}: no time left")
+                        failures.append(f"{name}: no time left")
                     else:
-                        running[pool.submit(one, config, cluster)] = config
+                        running[pool.submit(one, strategy, config, cluster)] = name
                 ended, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
                 for future in ended:
-                    config = running.pop(future)
+                    name = running.pop(future)
                     error = future.exception()
                     if error is not None:
-                        failures.append(f"{_name(config)}: {type(error).__name__}: {error}")
+                        failures.append(f"{name}: {type(error).__name__}: {error}")
                         _note(f"failed: {failures[-1]}")
                         continue
                     runs.append(future.result())
-                    _note(f"{_name(config)}: {runs[-1].value}, {runs[-1].wall_s:.0f} s")
+                    _note(f"{name}: {runs[-1].value}, {runs[-1].wall_s:.0f} s")
                     result = report(arguments, runs, failures, used, time.monotonic() - began_s)
                     if path is not None:
                         path.unlink()
@@ -288,10 +298,6 @@ def report(
         "failures": failures,
         "runs": [asdict(run) for run in runs],
     }
-
-
-def _name(config: RunConfig) -> str:
-    return f"{config.recipe}, {config.strategy}, seed {config.seed}"
 
 
 def _note(text: str) -> None:

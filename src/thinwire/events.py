@@ -171,6 +171,8 @@ class StepTimed:
     """What a strategy says it handed to the wire, beside what the interfaces counted."""
     processor_full: bool = False
     """Whether the processors of this machine, not the wire, set the time."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """What a strategy tells of itself at the end of the block, mean over workers."""
 
 
 Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed

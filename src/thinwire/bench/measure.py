@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -98,6 +98,7 @@ class _Reading:
     metered_bytes: int
     messages: int
     exposed_s: float
+    instruments: Mapping[str, float]
 
     @staticmethod
     def take(paths: Paths, link: Link | None) -> _Reading:
@@ -109,6 +110,7 @@ class _Reading:
             told.sent_bytes if told else 0,
             told.messages if told else 0,
             told.exposed_s if told else 0.0,
+            told.instruments if told else {},
         )
 
 
@@ -132,11 +134,14 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
                 wrapped(torch.ones(2, 1)).mean().backward()
                 stepper.step()
 
-        with model.instant():
-            train(WARM_UP_STEPS)
+        adapts_in = system.adapts_in if isinstance(system, Ours) else 0
+        if not adapts_in:  # else it would adapt to a wire and to layers that are not those of the cell
+            with model.instant():
+                train(WARM_UP_STEPS)
         rate = cell.rate_bits_per_s
         paths.set_rate(None if rate is None else rate * scale)
-        settle_s = _settle(model, train, system.period)
+        train(adapts_in)
+        settle_s = _settle(model, train, 1 if adapts_in else system.period)
         steps = num_steps(timed_s=timed_s, period=system.period, settle_s=settle_s, compute_s=compute_s(cell))
         dist.barrier()
         paths.restart_load()
@@ -173,9 +178,15 @@ def _of_everyone(
     slowest = torch.tensor([after.clock_s - before.clock_s, float(full)], dtype=torch.float64)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     names = ("processor_s", "sent_bytes", "metered_bytes", "messages", "exposed_s")
-    sums = torch.tensor([getattr(after, name) - getattr(before, name) for name in names], dtype=torch.float64)
+    sums = torch.tensor(
+        [
+            *((getattr(after, name) - getattr(before, name)) / steps for name in names),
+            *after.instruments.values(),
+        ],
+        dtype=torch.float64,
+    )
     dist.all_reduce(sums)
-    processor_s, sent, metered, messages, exposed_s = (sums / (steps * block.cell.workers)).tolist()
+    processor_s, sent, metered, messages, exposed_s, *told = (sums / block.cell.workers).tolist()
     return StepTimed(
         system=system.name,
         family=family_of(system),
@@ -193,6 +204,7 @@ def _of_everyone(
         unavailable=None,
         metered_bytes=metered if tells else None,
         processor_full=bool(slowest[1]),
+        instruments=dict(zip(after.instruments, told, strict=True)),
     )
 
 

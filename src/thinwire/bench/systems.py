@@ -35,7 +35,10 @@ RIVALS = "benchmarks.rivals"
 HOW_TO_GET_RIVALS = "run from a checkout of thinwire's repository, or name a module with --rivals"
 USUAL_PERIOD = 8
 """Replicas that differ talk now and then: so many steps show a whole turn of that."""
-_VARIANTS: Mapping[str, tuple[str, ...]] = {"all-reduce": ("all-reduce", "all-reduce:overlap=forward")}
+_VARIANTS: Mapping[str, tuple[str, ...]] = {
+    "all-reduce": ("all-reduce", "all-reduce:overlap=forward"),
+    "gossip-grad": ("gossip-grad", "gossip-grad:share=auto", "gossip-grad:asynchronous=true"),
+}
 """Strategies of which the standard grid has other settings than the default ones, or more."""
 
 Family = Literal["ceiling", "ours", "rival"]
@@ -83,6 +86,10 @@ class Ours:
         return 1 if talks_always else USUAL_PERIOD
 
     @property
+    def adapts_in(self) -> int:
+        return self.strategy.adapts_in
+
+    @property
     def replicas_agree(self) -> bool:
         talks = overrides(self.strategy, "reduce") or overrides(self.strategy, "mix")
         return self.strategy.replicas_agree or not talks
@@ -107,9 +114,13 @@ def ours(name: str) -> Ours:
     >>> ours("all-reduce:overlap=forward").strategy.overlap
     'forward'
     """
+    return Ours(name, registry.build(*named(name)))
+
+
+def named(name: str) -> tuple[str, dict[str, str]]:
+    """The strategy and the settings in the name of a system of ours."""
     strategy, *pairs = name.split(":")
-    settings = dict(pair.partition("=")[::2] for pair in pairs)
-    return Ours(name, registry.build(strategy, settings))
+    return strategy, dict(pair.partition("=")[::2] for pair in pairs)
 
 
 def standard_names() -> list[str]:

@@ -112,7 +112,7 @@ def pace(
 ) -> Paced:
     """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
     check(steps >= 1, "steps", "at least 1", steps)
-    warm_up = PROFILED_PASSES[-1] + 2 if strategy.overlap == "forward" else 2
+    warm_up = max(strategy.adapts_in, PROFILED_PASSES[-1] if strategy.overlap == "forward" else 0) + 2
     count = len(network.description.hosts)
     learners = _Learners(shapes, count)
     with _uncollected():

@@ -178,8 +178,11 @@ class VirtualWorker:
     async def _backward(self) -> None:
         await self._clock.moment()  # so that others who come now learn together with this one
         self._learner.learn()
-        self._reducer.backward_begins()
         backward_s = self._compute.backward_s * self._slower
+        if not overrides(self._strategy, "reduce"):
+            await self._clock.sleep(backward_s)
+            return
+        self._reducer.backward_begins()
         stops = [0.0]
         # The first pass only counts gradients, and announces no bucket.
         if self._announces and self._passes > 0:

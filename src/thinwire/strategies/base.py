@@ -98,6 +98,11 @@ class Strategy(Protocol):
         return frozenset(seam for seam in _SEAMS if getattr(type(self), seam) is not getattr(Strategy, seam))
 
     @property
+    def adapts_in(self) -> int:
+        """Steps after which it has found out what suits wire and compute; 0 if it does the same on any."""
+        return 0
+
+    @property
     def conserved(self) -> tuple[str, ...]:
         """Fields of the state that differ by worker and whose sum over workers may not change, such as
         residuals: what was not sent yet must not be lost when the number of workers changes."""

@@ -110,6 +110,12 @@ class GossipGraD(Strategy):
             return frozenset(("mix", "serve", "settle"))
         return frozenset(("mix", "settle")) if self.share == "auto" else frozenset(("mix",))
 
+    @property
+    def adapts_in(self) -> int:
+        # At the first meeting all tell what they measured, at the second they agree on what fits, and at the
+        # fourth on what it came to.
+        return 4 * MEET_EVERY if self.share == "auto" else 0
+
     # -- making the state ---------------------------------------------------------------------------
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
