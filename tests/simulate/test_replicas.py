@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,6 +79,30 @@ def test_a_model_that_cannot_be_batched_is_computed_one_after_another() -> None:
         assert torch.equal(a, b)
     assert not together.batched
     assert "lstm" in together.refusal
+
+
+@pytest.mark.parametrize("slow_together", [False, True])
+def test_what_is_faster_is_found_out(slow_together: bool) -> None:
+    class Sleepy(nn.Module):
+        """Slow whenever it is called, or only when it is called for many."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = normed()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if torch._C._functorch.is_batchedtensor(x) or not slow_together:
+                time.sleep(0.1)
+            outputs: Tensor = self.layers(x)
+            return outputs
+
+    torch.manual_seed(0)
+    model = Sleepy()
+    found, plain = (Replicas(model, loss, [5, 6, 7, 8], batched=b) for b in (None, False))
+    for a, b in zip(learnt(found, [0, 1, 2, 3]), learnt(plain, [0, 1, 2, 3]), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-14)
+    assert found.batched is not slow_together
+    assert ("one after another" in found.refusal) is slow_together
 
 
 def test_parameters_that_forward_does_not_use_have_no_gradient() -> None:

@@ -114,13 +114,7 @@ def ours(name: str) -> Ours:
     >>> ours("all-reduce:overlap=forward").strategy.overlap
     'forward'
     """
-    return Ours(name, registry.build(*named(name)))
-
-
-def named(name: str) -> tuple[str, dict[str, str]]:
-    """The strategy and the settings in the name of a system of ours."""
-    strategy, *pairs = name.split(":")
-    return strategy, dict(pair.partition("=")[::2] for pair in pairs)
+    return Ours(name, registry.build(*registry.parse(name)))
 
 
 def standard_names() -> list[str]:

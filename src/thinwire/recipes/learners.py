@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from statistics import median
@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -21,7 +20,7 @@ from thinwire.errors import NumericError
 from thinwire.recipes.base import Carried, Data, Plan, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.keep import Course
-from thinwire.recipes.train import TEST_BATCH_SIZE, TEST_STREAMS, Result, Worker, seed_of, shards_of
+from thinwire.recipes.train import Result, Worker, batches_of_test, seed_of, shards_of
 from thinwire.simulate.deal import Account, Deal, Hand, in_streams, in_turn
 from thinwire.simulate.replicas import Replicas, worth_batching
 from thinwire.simulate.session import Change
@@ -210,7 +209,7 @@ def judge(training: Training, data: Data, models: Sequence[nn.Module], device: t
     for rank, model in enumerate(models):
         model.eval()
         carried: Carried = None
-        for batch in _test_batches(data, rank, len(models)):
+        for batch in batches_of_test(data, rank, len(models)):
             inputs, targets = data.test.take(batch)
             outputs, carried = training.forward(model, inputs.to(device), carried)
             loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
@@ -218,14 +217,3 @@ def judge(training: Training, data: Data, models: Sequence[nn.Module], device: t
             count += len(batch)
         model.train()
     return Result(training.metric(score_sum / count), loss_sum / count)
-
-
-def _test_batches(data: Data, rank: int, count: int) -> Iterator[NDArray[np.int64]]:
-    """What model `rank` of `count` goes through, as a worker of a real run would."""
-    if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=rank, world_size=count)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // count))
-        return
-    mine = np.arange(rank, len(data.test), count)
-    for start in range(0, len(mine), TEST_BATCH_SIZE):
-        yield mine[start : start + TEST_BATCH_SIZE]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -78,8 +78,8 @@ class Stage:
     ways: Ways
     stepped: Callable[[VirtualWorker], None]
     """Told after every step of every worker."""
-    order: list[tuple[int, int]] | None = None
-    """In which pieces go out under overlap="forward", once somebody has worked it out."""
+    orders: list[list[tuple[int, int]]] = field(default_factory=list)
+    """In which pieces go out under overlap="forward", one after another as somebody has worked them out."""
 
 
 class VirtualWorker:
@@ -124,6 +124,7 @@ class VirtualWorker:
         self._mixer = Mixer(self._buckets, self._mix, settle, self._driver, self._wire.now)
         self._announces = strategy.overlap != "none"
         self._passes = 0
+        self._num_agreed = 0
         self._slower = 1.0
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
@@ -239,8 +240,10 @@ class VirtualWorker:
 
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The order of whoever comes first; on the clock, agreeing takes no message."""
-        self._stage.order = self._stage.order or order
-        return self._stage.order
+        if self._num_agreed == len(self._stage.orders):
+            self._stage.orders.append(order)
+        self._num_agreed += 1
+        return self._stage.orders[self._num_agreed - 1]
 
     def _mix(self, bucket: Any) -> Task:
         return self._start(self._strategy.mix(bucket, self.state, self._wire), f"mix {bucket.index}")
