@@ -26,6 +26,7 @@ from thinwire.wire.base import Wire
 
 STEPS = 50
 BATCH = 8
+COMPUTE_S = 0.05
 BUCKET_BYTES = 100_000
 """Several buckets: the model has 0.3 MB."""
 
@@ -130,22 +131,27 @@ def on_the_clock(
     dropout: bool,
     batched: bool,
     slow: tuple[str, ...] = (),
+    ended_s: dict[int, float] | None = None,
 ) -> tuple[list[list[Tensor]], Session]:
-    """Every worker's parameters after the same steps, and the session."""
+    """Every worker's parameters after the same steps, and the session.
+
+    `ended_s` is told when each worker, by host, had done them.
+    """
+    ended_s = {} if ended_s is None else ended_s
     settings, parts = config(world_size), training(dropout=dropout)
     learners = RecipeLearners(
         parts,
         parts.data(None),
         settings,
         torch.device("cpu"),
-        lambda *_: None,
+        lambda host, *_: ended_s.update({host: session.clock.now_s}),
         agree=strategy.replicas_agree,
         batched=batched,
     )
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)
-    ways = Ways(compute=Compute.of(0.05), bucket_bytes=BUCKET_BYTES)
+    ways = Ways(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
     session = Session(network, strategy, learners, ways)
     session.num_steps = STEPS
     for epoch in range(settings.epochs):

@@ -33,6 +33,8 @@ def encode_(
 ) -> None:
     """Overwrite `message` with `data`; with int8 leave in `error` what was lost this time."""
     numel = data.numel()
+    if data.is_meta:
+        return  # sizes alone, without numbers
     if payload == "fp32":
         message[: data.nbytes].copy_(data.view(torch.uint8))
     elif payload == "bf16":
@@ -59,6 +61,8 @@ def encode_(
 def decode(message: Tensor, payload: Payload, like: Tensor, *, reference: Tensor | None = None) -> Tensor:
     """The numbers in `message`, as many and of the same dtype as `like`; both ends get the same bits."""
     numel = like.numel()
+    if message.is_meta:
+        return torch.empty_like(like)
     if payload == "fp32":
         return message[: like.nbytes].view(like.dtype)
     if payload == "bf16":
