@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli.output import note
-from thinwire.errors import MissingExtra
 from thinwire.events import Event, Progress, plain
 from thinwire.hosts.description import Description
 from thinwire.lab.nets import Net
@@ -158,13 +157,3 @@ def aligned(rows: list[list[str]]) -> str:
         ).rstrip()
         for row in rows
     )
-
-
-def draw(folder: Path) -> None:
-    """The curves of all that was played, where matplotlib is installed."""
-    from thinwire.cli import curves
-
-    try:
-        curves.draw(folder)
-    except MissingExtra as error:
-        note(f"no plots: {error.message}; {error.hint}")
