@@ -25,7 +25,7 @@ from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Wire
 
 STEPS = 50
-BATCH = 8
+BATCH = 4
 COMPUTE_S = 0.05
 BUCKET_BYTES = 100_000
 """Several buckets: the model has 0.3 MB."""
