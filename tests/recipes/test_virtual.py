@@ -13,6 +13,7 @@ from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.config import Choices, RunConfig, resolve
 from thinwire.recipes.virtual import Cluster, Simulated, simulate
+from thinwire.strategies import registry as strategies
 
 RECIPE = registry.get("digits-cnn")
 
@@ -20,8 +21,9 @@ RECIPE = registry.get("digits-cnn")
 def config(
     *, strategy: str = "all-reduce", workers: int = 4, epochs: int = 1, batch_size: int = 32
 ) -> RunConfig:
+    name, given = strategies.parse(strategy)
     chosen = Choices(
-        strategy=strategy, settings={}, workers=workers, epochs=epochs, batch_size=batch_size, device="cpu"
+        strategy=name, settings=given, workers=workers, epochs=epochs, batch_size=batch_size, device="cpu"
     )
     return resolve("digits-cnn", RECIPE, chosen)
 
@@ -92,7 +94,22 @@ def test_one_is_lost_one_joins_and_every_sample_is_used_once(tmp_path: Path) -> 
     assert sum(r.samples for r in ended) == 2 * 1436
 
 
-@pytest.mark.parametrize("strategy", ["silent", "all-reduce"])
+def test_what_a_strategy_tells_of_itself_is_in_the_events(tmp_path: Path) -> None:
+    simulated = run(tmp_path, config(strategy="gossip-grad:asynchronous=true"), slow=("3=0.5",))
+    told = simulated.summary.instruments
+    assert told["mass"] == pytest.approx(1)
+    assert told["late_rounds"] > 0
+    progress = [e.record for e in read_events(tmp_path) if isinstance(e.record, Progress)]
+    assert progress[-1].instruments.keys() == told.keys()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("silent", "all-reduce", "gossip-grad:payload=int8:average_every=3"),
+        *("gossip-grad:share=auto", "gossip-grad:asynchronous=true"),
+    ],
+)
 def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
     simulated = run(tmp_path, config(strategy=strategy), "kill:host=0,after=0.35")
     assert " 0 more often" in simulated.accounts[0]
