@@ -86,10 +86,6 @@ class Ours:
         return 1 if talks_always else USUAL_PERIOD
 
     @property
-    def adapts_in(self) -> int:
-        return self.strategy.adapts_in
-
-    @property
     def replicas_agree(self) -> bool:
         talks = overrides(self.strategy, "reduce") or overrides(self.strategy, "mix")
         return self.strategy.replicas_agree or not talks

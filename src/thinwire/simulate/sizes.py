@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from thinwire.engine.pieces import PROFILED_PASSES
+from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session
@@ -125,7 +125,9 @@ def pace(
 ) -> Paced:
     """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
     check(steps >= 1, "steps", "at least 1", steps)
-    warm_up = max(strategy.adapts_in, PROFILED_PASSES[-1] if strategy.overlap == "forward" else 0) + 2
+    # the order of pieces is as good as it gets once it was agreed on for the second time
+    ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
+    warm_up = max(ordered, strategy.adapts_in) + 2
     count = len(network.description.hosts)
     learners = _Learners(shapes, count)
     with _uncollected():
