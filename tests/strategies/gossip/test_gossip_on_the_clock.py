@@ -41,6 +41,16 @@ def test_seven_keep_their_speed_beside_a_slow_one() -> None:
     assert apart[7] == pytest.approx(2 * alone_s, rel=0.05)
 
 
+def test_asynchronous_sizes_alone_never_wait() -> None:
+    """A message of 0.4 s every second step, since the wire takes no more."""
+    network = Network(describe(hosts=5, rate="100mbit"), latency_s=0.001)
+    strategy = tw.GossipGraD(asynchronous=True)
+    paced = pace([(250, 500)] * 10, network, strategy, Ways(compute=Compute.of(0.3)), steps=10)
+    assert paced.step_s == pytest.approx(0.3)
+    assert paced.exposed_s == 0
+    assert paced.sent_bytes == pytest.approx(5_000_000 / 2, rel=0.2)
+
+
 @pytest.mark.parametrize("rate", ["250mbit", "50mbit", "12500kbit", "3mbit"])
 def test_auto_never_waits_and_uses_the_wire(rate: str) -> None:
     """A quarter of 5 M parameters at a quarter of 1 Gbit/s, 200, 50 and 12 Mbit/s."""
