@@ -160,6 +160,7 @@ def _last_words(
         sent_bytes_per_step=150_000,
         messages=2 * steps,
         exposed_share=exposed_s / (step_s * steps),
+        instruments={"late_rounds": 2.5, "share": 0.25},
     )
     return [ended, summary] if rank == 0 else [ended]
 

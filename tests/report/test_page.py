@@ -94,6 +94,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert "slow: computes 2.00x as long as the median" in page.text
     assert "Training loss against seconds" in page.text
     assert "reaching its target of 90 %" in page.text
+    assert "late rounds 2.5, share 0.25 (mean of workers)" in page.text
 
 
 def test_virtual_seconds_are_called_so(tmp_path: Path) -> None:
