@@ -59,9 +59,16 @@ def play(config: RunConfig, cluster: Cluster, strategy: str, folder: Path) -> Pl
             )
 
     simulated = simulate(registry.get(config.recipe), config, cluster, own, watch)
-    for words in (*simulated.happened, *_accounts(simulated)):
+    for words in (*simulated.happened, *_missed(simulated, cluster), *_accounts(simulated)):
         note(f"  {words}")
     return Played(strategy, simulated, time.monotonic() - began_s, own)
+
+
+def _missed(simulated: Simulated, cluster: Cluster) -> list[str]:
+    """Faults for which the run was too short."""
+    faults = [str(fault) for fault in cluster.description.faults]
+    happened = {words.partition("s: ")[2] for words in simulated.happened}
+    return [f"{fault}: the run ended before that" for fault in faults if fault not in happened]
 
 
 def _accounts(simulated: Simulated) -> list[str]:

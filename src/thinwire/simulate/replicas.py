@@ -192,7 +192,9 @@ class Replicas:
         (inputs, targets), slot.asked = slot.asked, None
         for parameter in slot.parameters:
             parameter.grad = None
-        with self.random(index), self._random_on_device(index):
+        with self.random(index):
+            if self._device.type == "cuda":  # its numbers follow from the replica's own on the CPU
+                torch.cuda.manual_seed(int(torch.randint(2**62, ())))
             loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
             loss.backward()
         slot.loss = loss.item()
@@ -243,13 +245,6 @@ class Replicas:
         # Laid out as the parameters are: else everything done with them takes the long way.
         even = [None if g is None else g.contiguous() for g in gradients]
         return (losses.detach(), *even, *carry)
-
-    @contextmanager
-    def _random_on_device(self, index: int) -> Iterator[None]:
-        """On a GPU each replica's numbers follow from its generator on the CPU."""
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-        yield
 
     # -- all together -----------------------------------------------------------------------------------
 
