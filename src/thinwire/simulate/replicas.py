@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.simulate.dropout import OwnDropout, with_own_dropout
+from thinwire.simulate.dropout import OwnDropout
 from thinwire.simulate.recording import Recorder
+from thinwire.simulate.stand_ins import with_stand_ins
 
 Carried = tuple[Tensor, ...] | None
 Model = Callable[..., Any]
@@ -67,7 +68,7 @@ class Replicas:
         for index, slot in enumerate(self._slots):
             self._settle_in(slot, index)
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._skeleton = with_own_dropout(deepcopy(model)) if self.batched else model
+        self._skeleton = with_stand_ins(deepcopy(model)) if self.batched else model
         self._dropouts = [m for m in self._skeleton.modules() if isinstance(m, OwnDropout)]
         self._recorder = Recorder()
         self._waiting: list[int] = []
