@@ -23,7 +23,9 @@ def test_mapped_it_is_torchs(batch_first: bool, bias: bool) -> None:
     state = torch.randn(2, REPLICAS, 2, 5 if batch_first else 7, 4, dtype=torch.float64)
     learnt = [p.requires_grad_() for p in stacked.values()]
 
-    def call(module: nn.Module, parameters: dict[str, Tensor], x: Tensor, h: Tensor, c: Tensor) -> list[Tensor]:
+    def call(
+        module: nn.Module, parameters: dict[str, Tensor], x: Tensor, h: Tensor, c: Tensor
+    ) -> list[Tensor]:
         outputs, after = torch.func.functional_call(module, parameters, (x, (h, c)))
         return [outputs, *after]
 
