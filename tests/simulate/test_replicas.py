@@ -126,3 +126,25 @@ def test_mean_copy_and_distance() -> None:
     assert mean.weight.tolist() == [[2.0, 2.0]]  # type: ignore[operator]
     replicas.copy_(2, mean)
     assert replicas.distance([0, 1, 2]) == pytest.approx((2 / 3) ** 0.5 / 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_it_is_recorded_and_still_one_after_another() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3)).double().cuda()
+    alone, together = (Replicas(model, loss, [5, 6, 7, 8], batched=b) for b in (False, True))
+    for turn in range(5):
+        for replicas in (alone, together):
+            for index in range(4):
+                inputs, targets = batch(10 * turn + index)
+                replicas.ask(index, inputs.cuda(), targets.cuda())
+            replicas.learn(0)
+            for index in range(4):
+                for parameter in replicas.model(index).parameters():
+                    assert parameter.grad is not None
+                    parameter.data -= 0.1 * parameter.grad
+    assert len(together._recorder._recordings) == 1
+    for index in range(4):
+        assert together.loss(index) == pytest.approx(alone.loss(index), rel=1e-12)
+        for name, b in together.model(index).state_dict().items():
+            torch.testing.assert_close(b, alone.model(index).state_dict()[name], rtol=1e-10, atol=1e-12)

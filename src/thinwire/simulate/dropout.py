@@ -54,14 +54,3 @@ class OwnDropout(nn.Module):
         else:
             mask.bernoulli_(self.keep)  # a launch for each replica would cost more than the layer
         return mask.div_(self.keep)
-
-
-def with_own_dropout(model: nn.Module) -> nn.Module:
-    """The same model, its `nn.Dropout` layers replaced in place."""
-    for module in model.modules():
-        for name, child in module.named_children():
-            if type(child) is nn.Dropout:
-                stand_in = OwnDropout(child.p)
-                stand_in.train(child.training)
-                setattr(module, name, stand_in)
-    return model
