@@ -86,8 +86,9 @@ class Link:
         self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
         self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
         self._serving: Task | None = None
+        self._settles: list[Callable[[], None]] = []
         if overrides(strategy, "serve"):
-            self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
+            self._serving = self.start(strategy.serve(self._state, self._wire), "serve")
         if overrides(strategy, "reduce"):
             self._reducer.hook()
         self._handles = [
@@ -198,6 +199,8 @@ class Link:
         """
         self._reducer.settle()
         self._mixer.finish()
+        for settle in self._settles:
+            settle()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -223,6 +226,24 @@ class Link:
             with torch.no_grad():
                 for tensor, saved in zip(tensors, own, strict=True):
                     tensor.copy_(saved)
+
+    # -- what others ask who talk beside training (the shuffle ring) ----------------------------------
+
+    def lane(self, name: str, settle: Callable[[], None]) -> Wire:
+        """A lane of the asker's own, made by all workers at the same point; its traffic is in `stats`.
+
+        `settle` is called where everything under way has to end: before a save, at `detach`.
+        """
+        self._settles.append(settle)
+        return self._engine.lane(f"{name} {len(self._settles)}")
+
+    def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
+        """Run a coroutine here until it first has to wait; it goes on beside training."""
+        return self._progress.driver.start(coroutine, name)
+
+    def wait(self, work: Work) -> None:
+        """Wait for it, which is exposed time; a peer that is gone or late is raised."""
+        self._wait(work)
 
     # -- ending -----------------------------------------------------------------------------------
 
@@ -294,18 +315,13 @@ class Link:
 
     def reduce(self, bucket: Gradients) -> Task:
         with range_of("reduce"):
-            return self._start(
-                self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}"
-            )
+            return self.start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
 
     def send_buffers(self) -> None:
-        self._buffers.send(self._start)
+        self._buffers.send(self.start)
 
     def receive_buffers(self) -> None:
         self._buffers.receive(self._wait)
-
-    def wait(self, work: Work) -> None:
-        self._wait(work)
 
     def soon(self, call: Callable[[], None]) -> None:
         self._progress.soon(call)
@@ -340,12 +356,9 @@ class Link:
                 self._mixer.launch(self._steps)
 
     def _mix(self, bucket: ParameterBucket) -> Task:
-        return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
+        return self.start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
 
     # -- waiting ------------------------------------------------------------------------------------
-
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
-        return self._progress.driver.start(coroutine, name)
 
     def _wait(self, work: Work) -> None:
         """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""
