@@ -6,9 +6,12 @@ import doctest
 from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, islice
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 import thinwire as tw
@@ -53,8 +56,8 @@ class Held:
             used.append([n for batch in self.ring.batches(batch_size) for n in self.check(batch)])
         return used
 
-    def check(self, batch: object) -> list[int]:
-        images, labels, texts, odd = self.ring.take(batch)  # type: ignore[arg-type]
+    def check(self, batch: NDArray[np.int64]) -> list[int]:
+        images, labels, texts, odd = self.ring.take(batch)
         for i, n in enumerate(labels.tolist()):
             assert torch.equal(images[i], image(n))
             assert torch.equal(texts[i], text(n))
@@ -98,30 +101,30 @@ def test_nothing_is_lost_and_everything_is_used_once(
 
 
 def test_samples_spread_over_all_workers_in_one_epoch() -> None:
-    counts = [400] * 4
+    counts = [200] * 4
 
     def work(link: tw.Link) -> tuple[list[int], list[int]]:
         held = Held(link, counts)
         held.go(1, 8)
         after_one = held.labels.tolist()
-        held.go(7, 8)
+        held.go(4, 8)
         return after_one, held.labels.tolist()
 
     results = run_linked(4, work)
     for after_one, _ in results:
-        homes = Counter(n // 400 for n in after_one)
+        homes = Counter(n // 200 for n in after_one)
         assert len(homes) == 4
-        assert all(80 <= count <= 120 for count in homes.values())  # a quarter of each, but for the shuffle
+        assert all(35 <= count <= 65 for count in homes.values())  # a quarter of each, but for the shuffle
     later = [set(labels) for _, labels in results]
     for rank in range(4):
-        at_home = sum(n // 400 == rank for n in later[rank])
-        assert 60 <= at_home <= 140
+        at_home = sum(n // 200 == rank for n in later[rank])
+        assert 25 <= at_home <= 75
 
 
-@pytest.mark.parametrize("counts", WORLDS[1:])
+@pytest.mark.parametrize("counts", [WORLDS[1], WORLDS[-1]])
 def test_every_sample_is_used_by_several_workers(counts: list[int]) -> None:
     def work(link: tw.Link) -> set[int]:
-        return {n for epoch in Held(link, counts).go(30, 4) for n in epoch}
+        return {n for epoch in Held(link, counts).go(25, 5) for n in epoch}
 
     used_by = Counter(n for used in run_linked(len(counts), work) for n in used)
     assert len(used_by) == sum(counts)
@@ -142,7 +145,7 @@ def test_one_message_per_batch_of_all_but_what_stays() -> None:
         assert 30 * 20 <= sent_bytes < 30 * 20 + 1000  # of 40 rows 10 stay; the rest is the agreement
 
 
-@pytest.mark.parametrize("counts", WORLDS)
+@pytest.mark.parametrize("counts", [WORLDS[0], WORLDS[1], WORLDS[-1]])
 def test_resumed_is_as_if_never_stopped(counts: list[int]) -> None:
     def stopped(link: tw.Link) -> tuple[list[int], dict[str, object]]:
         held = Held(link, counts)
@@ -184,7 +187,7 @@ def test_resumed_by_another_number_of_workers_uses_what_is_left(world_size: int)
     def resumed(link: tw.Link) -> tuple[list[int], list[int]]:
         held = Held(link, counts)
         held.ring.resize([state for _, state in before])
-        held.check(torch.arange(len(held.labels)).numpy())
+        held.check(np.arange(len(held.labels)))
         return held.go(2, 4)[0], held.labels.tolist()
 
     after = run_linked(world_size, resumed)
@@ -207,15 +210,14 @@ def test_an_epoch_that_was_saved_at_its_end_has_no_batches_left() -> None:
     run_linked(2, work)
 
 
-def test_a_checkpoint_holds_every_workers_samples(tmp_path: object) -> None:
-    """Saved in the middle of an epoch with rows under way, loaded by two workers more."""
-    from thinwire.engine.checkpoint import Checkpoint
+def test_a_checkpoint_holds_every_workers_samples(tmp_path: Path) -> None:
+    """Saved in the middle of an epoch with samples under way, loaded by two workers more."""
 
     def work(link: tw.Link) -> list[int]:
         model = link._model
         held = Held(link, [60 // link.world_size] * link.world_size)
-        with Checkpoint(
-            str(tmp_path), link=link, model=model, optimizer=link._optimizer, ring=held.ring
+        with tw.Checkpoint(
+            tmp_path, link=link, model=model, optimizer=link._optimizer, ring=held.ring
         ) as checkpoint:
             checkpoint.load()
             used = [n for batch in islice(held.ring.batches(5), 2) for n in held.check(batch)]

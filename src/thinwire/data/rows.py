@@ -159,7 +159,7 @@ class Rows:
         return len(first["lengths"] if isinstance(first, dict) else first)
 
 
-def _kind(index: int, field: Field) -> _Kind:
+def _kind(index: int, field: object) -> _Kind:
     if isinstance(field, Tensor):
         if field.dim() == 0:
             raise SettingError(f"field {index} must have one row per sample, got a single number")

@@ -34,8 +34,9 @@ def hold(data: Data, rank: int, world_size: int) -> Data:
 
 def tensors_of(samples: Samples) -> dict[str, Tensor]:
     """The tensors that hold the samples, by name; each has one row per sample."""
-    named = {f.name: getattr(samples, f.name) for f in fields(samples)} if is_dataclass(samples) else {}
-    tensors = {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    holder: Any = samples
+    values = {f.name: getattr(holder, f.name) for f in fields(holder)} if is_dataclass(holder) else {}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
     if not tensors or any(len(tensor) != len(samples) for tensor in tensors.values()):
         raise SettingError(
             f"shuffle must be 'dealt' for samples of type {type(samples).__name__}",
