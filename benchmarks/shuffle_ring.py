@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +195,7 @@ def main() -> None:
         for name, values in result["accuracy"].items():
             print(f"| {name} | {statistics.mean(values):.2f} % | {', '.join(f'{v:.2f}' for v in values)} |")
     if "cost" in arguments.parts:
-        turns = run_workers(2, partial(measure, arguments.turns))[0]
+        turns = run_workers(2, measure, arguments.turns)[0]
         ratios = [with_ring / without - 1 for without, with_ring in turns]
         result["cost"] = {"turns": turns, "median": statistics.median(ratios)}
         low, middle, high = statistics.quantiles(ratios, n=4)

@@ -121,6 +121,22 @@ def test_samples_spread_over_all_workers_in_one_epoch() -> None:
         assert 25 <= at_home <= 75
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_samples_on_a_gpu_travel_too() -> None:
+    def work(link: tw.Link) -> tuple[list[int], bool]:
+        labels = numbers([30, 30], link.rank).cuda()
+        texts = [text(int(n)).cuda() for n in labels]
+        shuffle = ShuffleRing(labels, texts, link=link)
+        for batch in shuffle.batches(4):
+            taken, words = shuffle.take(batch)
+            assert all(torch.equal(word.cpu(), text(int(n))) for word, n in zip(words, taken, strict=True))
+        return labels.tolist(), all(word.is_cuda for word in texts)
+
+    results = run_linked(2, work)
+    assert Counter(n for labels, _ in results for n in labels) == Counter(range(60))
+    assert all(on_gpu for _, on_gpu in results)
+
+
 @pytest.mark.parametrize("counts", [WORLDS[1], WORLDS[-1]])
 def test_every_sample_is_used_by_several_workers(counts: list[int]) -> None:
     def work(link: tw.Link) -> set[int]:
