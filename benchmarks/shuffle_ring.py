@@ -45,8 +45,8 @@ def own(parts: NDArray[np.int64], seed: int) -> Batches:
     return np.concatenate([_steps(order) for order in orders])
 
 
-def paper(parts: NDArray[np.int64], seed: int) -> Batches:
-    """GossipGraD's ring: a batch goes to the next worker after its use, into the same places."""
+def authors(parts: NDArray[np.int64], seed: int) -> Batches:
+    """The code of GossipGraD's authors: a batch goes to the next worker after its use, into the same places."""
     return np.concatenate([_steps(np.roll(parts, -epoch, axis=0)) for epoch in range(EPOCHS)])
 
 
@@ -141,7 +141,7 @@ def accuracies(folder: Path, seeds: range) -> dict[str, list[float]]:
         ("exact SGD", own, False),
         ("gossip, every worker has all samples", dealt, True),
         ("gossip, own shards only", own, True),
-        ("gossip, the paper's ring", paper, True),
+        ("gossip, the ring of GossipGraD's authors", authors, True),
         ("gossip, ShuffleRing", ring, True),
     ):
         results[name] = [train(batches(parts.reshape(WORKERS, -1), s), data, s, gossip=gossip) for s in seeds]

@@ -71,8 +71,8 @@ class ShuffleRing:
     >>> link.stats.steps
     6
 
-    Reference: Daily et al., GossipGraD, 2018, arXiv:1803.05880, which sends a batch after its use, all of it
-    and with h = 1, so that whole shards move on together.
+    Reference: Daily et al., GossipGraD, 2018, arXiv:1803.05880. Their code sends a batch after its use, all
+    of it and with h = 1, so that whole shards move on together and never mix.
     """
 
     def __init__(self, *fields: Field, link: Link, seed: int = 0, remainder: Remainder = "drop") -> None:
