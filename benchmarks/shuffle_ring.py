@@ -187,11 +187,9 @@ def cost_table(turns: list[dict[str, list[float]]]) -> str:
         low, middle, high = statistics.quantiles(
             [b - a for a, b in zip(without, with_ring, strict=True)], n=4
         )
-        base = statistics.median(without)
-        rows.append(
-            f"| {words} | {1e3 * base:.2f} ms | {1e3 * statistics.median(with_ring):.2f} ms | {1e3 * middle:+.2f} ms "
-            f"({1e3 * low:+.2f}, {1e3 * high:+.2f}), {middle / base:+.1%} |"
-        )
+        base, new = 1e3 * statistics.median(without), 1e3 * statistics.median(with_ring)
+        spread = f"{1e3 * middle:+.2f} ms ({1e3 * low:+.2f}, {1e3 * high:+.2f}), {1e3 * middle / base:+.1%}"
+        rows.append(f"| {words} | {base:.2f} ms | {new:.2f} ms | {spread} |")
     return "\n".join(rows)
 
 
