@@ -162,7 +162,8 @@ def measure(num_turns: int) -> list[dict[str, list[float]]]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     turns = []
     with tw.attach(model, optimizer, tw.AllReduce()) as link:
-        ways = [Shards(num_samples=len(images)), ShuffleRing(images, labels, link=link)]
+        ways: list[Shards | ShuffleRing] = [Shards(num_samples=len(images))]
+        ways.append(ShuffleRing(images, labels, link=link))
         for turn in range(num_turns + 1):
             spent: dict[str, list[float]] = {"step_s": [0.0, 0.0], "processor_s": [0.0, 0.0]}
             for way in (0, 1) if turn % 2 else (1, 0):

@@ -153,7 +153,7 @@ def test_one_message_per_batch_of_all_but_what_stays() -> None:
         shuffle = ShuffleRing(field, link=link)
         before = link.stats
         list(shuffle.batches(8))
-        agreed = 2  # gathers of a text at the start of an epoch
+        agreed = 2  # gathers, for a text about the batch size
         return link.stats.rounds - before.rounds - agreed, link.stats.sent_bytes - before.sent_bytes
 
     for rounds, sent_bytes in run_linked(4, work):
@@ -260,7 +260,7 @@ def test_a_lost_worker_is_told() -> None:
             seen.append(error)
             raise
 
-    with pytest.raises(ArithmeticError):
+    with pytest.raises((ArithmeticError, PeerLost)):  # of whoever ends first
         run_linked(3, watched)
     assert {type(error) for error in seen} == {ArithmeticError, PeerLost}
     assert len(seen) == 3

@@ -14,12 +14,21 @@ from torch import Tensor
 
 from thinwire.data.rows import Field, Parcel, Rows
 from thinwire.errors import DataError, PeerDiffers, UsageError, check, check_one_of
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Wire, Work, take_off
 from thinwire.wire.ranges import range_of
 
 Remainder = Literal["drop", "uneven"]
 AHEAD = 4
 """Batches that are on their way while one is trained on; who is as far ahead of a peer waits for it."""
+
+
+class Beside(Protocol):
+    """The ring's own way to the other workers, and a thread for it."""
+
+    @property
+    def wire(self) -> Wire: ...
+    def start(self, coroutine: Coroutine[Any, Any, None], /) -> Work: ...
+    def wait(self, work: Work, /) -> None: ...
 
 
 class Link(Protocol):
@@ -28,20 +37,16 @@ class Link(Protocol):
     rank: int
     world_size: int
 
-    def lane(self, name: str, settle: Callable[[], None]) -> Wire: ...
-    def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Work: ...
-    def wait(self, work: Work) -> None: ...
+    def beside(self, name: str, settle: Callable[[], None]) -> Beside: ...
     def gather_texts(self, text: str) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Trip:
-    """Samples on their way into `slots`."""
+    """Samples that leave their places, and others that arrive there."""
 
     start: int
     """Where they stand in this epoch's order."""
-    slots: Tensor
-    inbox: Parcel
     work: Work
 
 
@@ -96,9 +101,11 @@ class ShuffleRing:
         self._rows = Rows(fields)
         self._link = link
         self._counts = self._meet()
-        self._wire = link.lane("shuffle", self.settle)
+        self._beside = link.beside("shuffle", self.settle)
         self._trips: deque[_Trip] = deque()
         self._resumed = False
+        self._agreed = 0
+        """The batch size that all workers are known to use."""
         self._sent = 0
         """Messages so far; which worker is next follows from it."""
         self._cut = 0
@@ -133,7 +140,9 @@ class ShuffleRing:
         check(batch_size >= 1, "batch_size", "at least 1", batch_size)
         if not len(self) and not self._resumed:
             raise UsageError(f"epoch {self.epoch} is used up", hint="call set_epoch(epoch) before each epoch")
-        self._agree(f"epoch {self.epoch} in batches of {batch_size}")
+        if batch_size != self._agreed:
+            self._agree(f"epoch {self.epoch} in batches of {batch_size}")
+            self._agreed = batch_size
         while len(self):
             with range_of("shuffle"):
                 batch = self._next(batch_size)
@@ -188,32 +197,30 @@ class ShuffleRing:
             return
         slots = torch.from_numpy(self._order[start : start + count - num_staying])
         places = 1 + self._sent % (world_size - 1)
-        inbox = Parcel(self._rows.empty_head(len(slots)))
-        travel = self._travel(
-            self._rows.pack(slots), inbox, (rank - places) % world_size, (rank + places) % world_size
-        )
-        self._trips.append(_Trip(start, slots, inbox, self._link.start(travel, "shuffle")))
+        travel = self._travel(slots, self._sent, (rank - places) % world_size, (rank + places) % world_size)
         self._sent += 1
+        self._trips.append(_Trip(start, self._beside.start(travel)))
 
-    async def _travel(self, outbox: Parcel, inbox: Parcel, to: int, source: int) -> None:
-        tag = 2 * self._sent % 1024
-        await self._wire.exchange(send=outbox.head, to=to, recv=inbox.head, source=source, tag=tag)
+    async def _travel(self, slots: Tensor, number: int, to: int, source: int) -> None:
+        await take_off()  # nobody needs these places now, so all of it can happen beside training
+        tag, wire = 2 * number % 1024, self._beside.wire
+        outbox, inbox = self._rows.pack(slots), Parcel(self._rows.empty_head(len(slots)))
+        await wire.exchange(send=outbox.head, to=to, recv=inbox.head, source=source, tag=tag)
         if outbox.tail is not None:
             inbox.tail = self._rows.empty_tail(inbox.head)
-            await self._wire.exchange(
+            await wire.exchange(
                 send=outbox.tail if len(outbox.tail) else None,
                 to=to,
                 recv=inbox.tail if len(inbox.tail) else None,
                 source=source,
                 tag=tag + 1,
             )
+        self._rows.put(slots, self._rows.unpack(inbox))
 
     def _land(self) -> None:
-        """Wait for what departed first, and put it in place."""
-        trip = self._trips[0]
-        self._link.wait(trip.work)
+        """Wait until what departed first has been replaced."""
+        self._beside.wait(self._trips[0].work)
         self._trips.popleft()
-        self._rows.put(trip.slots, self._rows.unpack(trip.inbox))
 
     def _meet(self) -> list[int]:
         """Check that all workers hold samples of one kind; how many each holds."""

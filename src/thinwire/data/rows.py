@@ -80,7 +80,7 @@ class Rows:
 
     @torch.no_grad()
     def put(self, slots: Tensor, rows: Sequence[Field]) -> None:
-        """Overwrite the rows in `slots`."""
+        """Overwrite the rows in `slots`; on a GPU too they are there when this returns, for every stream."""
         for field, new in zip(self.fields, rows, strict=True):
             if isinstance(field, list):
                 for slot, row in zip(slots.tolist(), new, strict=True):
@@ -88,6 +88,8 @@ class Rows:
             else:
                 assert isinstance(new, Tensor)
                 field.index_copy_(0, slots.to(self.device), new)
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     # -- as bytes -----------------------------------------------------------------------------------
 

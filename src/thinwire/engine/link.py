@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine import claims, replicas, state
+from thinwire.engine.beside import Beside
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
@@ -86,9 +87,9 @@ class Link:
         self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
         self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
         self._serving: Task | None = None
-        self._settles: list[Callable[[], None]] = []
+        self._besides: list[Beside] = []
         if overrides(strategy, "serve"):
-            self._serving = self.start(strategy.serve(self._state, self._wire), "serve")
+            self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
         if overrides(strategy, "reduce"):
             self._reducer.hook()
         self._handles = [
@@ -147,6 +148,13 @@ class Link:
         state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
         self.load_state_dict({**saved[0], "state": state})
 
+    def beside(self, name: str, settle: Callable[[], None]) -> Beside:
+        """A lane and a thread for something else that talks beside training; made by all workers at the same
+        point, and ended with the link. `settle` finishes what it has under way; its traffic is in `stats`."""
+        lane = self._engine.lane(f"{name} {len(self._besides)}")
+        self._besides.append(Beside(lane, name, self._wait, settle))
+        return self._besides[-1]
+
     def gather_texts(self, text: str) -> list[str]:
         """Every worker's text, in order of rank; called by all workers."""
         return replicas.gather_texts(text, self._engine, self._wait)
@@ -199,8 +207,8 @@ class Link:
         """
         self._reducer.settle()
         self._mixer.finish()
-        for settle in self._settles:
-            settle()
+        for each in self._besides:
+            each.settle()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -227,24 +235,6 @@ class Link:
                 for tensor, saved in zip(tensors, own, strict=True):
                     tensor.copy_(saved)
 
-    # -- what others ask who talk beside training (the shuffle ring) ----------------------------------
-
-    def lane(self, name: str, settle: Callable[[], None]) -> Wire:
-        """A lane of the asker's own, made by all workers at the same point; its traffic is in `stats`.
-
-        `settle` is called where everything under way has to end: before a save, at `detach`.
-        """
-        self._settles.append(settle)
-        return self._engine.lane(f"{name} {len(self._settles)}")
-
-    def start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
-        """Run a coroutine here until it first has to wait; it goes on beside training."""
-        return self._progress.driver.start(coroutine, name)
-
-    def wait(self, work: Work) -> None:
-        """Wait for it, which is exposed time; a peer that is gone or late is raised."""
-        self._wait(work)
-
     # -- ending -----------------------------------------------------------------------------------
 
     def detach(self) -> None:
@@ -258,8 +248,7 @@ class Link:
             self._leave_together()
         finally:
             self._unhook()
-            self._progress.stop()
-            self._wire.close()
+            self._end()
 
     def _leave_together(self) -> None:
         """Nobody closes its connections while others still talk."""
@@ -297,6 +286,11 @@ class Link:
             )
         self._mixer.abandon()
         self._stop_serving()
+        self._end()
+
+    def _end(self) -> None:
+        for each in self._besides:
+            each.stop()
         self._progress.stop()
         self._wire.close()
 
@@ -315,13 +309,18 @@ class Link:
 
     def reduce(self, bucket: Gradients) -> Task:
         with range_of("reduce"):
-            return self.start(self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}")
+            return self._start(
+                self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}"
+            )
 
     def send_buffers(self) -> None:
-        self._buffers.send(self.start)
+        self._buffers.send(self._start)
 
     def receive_buffers(self) -> None:
         self._buffers.receive(self._wait)
+
+    def wait(self, work: Work) -> None:
+        self._wait(work)
 
     def soon(self, call: Callable[[], None]) -> None:
         self._progress.soon(call)
@@ -356,9 +355,12 @@ class Link:
                 self._mixer.launch(self._steps)
 
     def _mix(self, bucket: ParameterBucket) -> Task:
-        return self.start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
+        return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
 
     # -- waiting ------------------------------------------------------------------------------------
+
+    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
+        return self._progress.driver.start(coroutine, name)
 
     def _wait(self, work: Work) -> None:
         """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""
