@@ -31,8 +31,8 @@ from benchmarks.blocks import (
     spread,
     table,
 )
+from thinwire.hosts.description import describe
 from thinwire.lab.control import Control
-from thinwire.lab.description import describe
 from thinwire.lab.job import Job
 from thinwire.lab.nets import parse_net
 from thinwire.lab.run import run

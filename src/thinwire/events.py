@@ -64,6 +64,8 @@ class Evaluated:
     value: float | None
     loss: float | None
     train_s: float
+    distance: float | None = None
+    """Of the workers' models from their mean, relative to its size; None where it was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

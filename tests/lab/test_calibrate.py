@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from thinwire.errors import SettingError
+from thinwire.hosts.description import describe
 from thinwire.lab.calibrate import Reading, calibrate, expected_all_reduce_s, expected_exchange_s
-from thinwire.lab.description import describe
 from thinwire.lab.network import segment_bytes
 
 MB10 = 10_000_000

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.lab.labs import needs_lab
+from thinwire.hosts.description import describe
 from thinwire.lab.calibrate import TOLERANCE, calibrate
-from thinwire.lab.description import describe
 from thinwire.lab.job import Job, Outcome
 from thinwire.lab.run import run
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.labs import needs_lab
-from thinwire.lab.description import describe
+from thinwire.hosts.description import describe
 from thinwire.lab.job import Job
 from thinwire.lab.run import run
 

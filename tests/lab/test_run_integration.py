@@ -16,7 +16,7 @@ import pytest
 
 from tests.lab.labs import needs_lab
 from thinwire.errors import SettingError, UsageError
-from thinwire.lab.description import describe
+from thinwire.hosts.description import describe
 from thinwire.lab.job import Job, Outcome
 from thinwire.lab.run import run
 
@@ -169,7 +169,7 @@ def _network(pid: int) -> str | None:
 
 def _runner(python: str, mark: str) -> list[str]:
     code = f"""
-        from thinwire.lab.description import describe
+        from thinwire.hosts.description import describe
         from thinwire.lab.job import Job
         from thinwire.lab.run import run
         description = describe(hosts=3, rate="1gbit", sites="1+2", uplink="1mbit")
@@ -191,7 +191,7 @@ def test_ctrl_c_asks_workers_first_and_leaves_nothing(tmp_path: Path) -> None:
     mark = f"6{uuid.uuid4().int % 10**9:09}"
     trap = f"trap 'echo asked >> {tmp_path}/said; exit 1' TERM; sleep {mark} & wait; wait"
     code = f"""
-        from thinwire.lab.description import describe
+        from thinwire.hosts.description import describe
         from thinwire.lab.job import Job
         from thinwire.lab.run import run
         run(Job(description=describe(hosts=3, rate="1gbit"), command=("sh", "-c", {trap!r})))
@@ -268,7 +268,7 @@ def test_an_ordinary_user_can_have_a_lab() -> None:
     user, python, environment = _ordinary_user()
     code = """
         import os
-        from thinwire.lab.description import describe
+        from thinwire.hosts.description import describe
         from thinwire.lab.job import Job
         from thinwire.lab.run import run
         assert os.geteuid() != 0

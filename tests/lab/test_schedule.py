@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.lab.faults import parse_fault
+from thinwire.hosts.faults import parse_fault
 from thinwire.lab.schedule import Event, Schedule
 
 

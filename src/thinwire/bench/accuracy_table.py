@@ -10,7 +10,7 @@ from thinwire.bench.config import BenchConfig, Study, run_folder
 from thinwire.bench.systems import BASELINE, CEILING, EXACT
 from thinwire.bench.table import Table, as_megabytes, short
 from thinwire.events import Evaluated, Failed, Summary, read_events
-from thinwire.lab.rates import format_rate
+from thinwire.hosts.rates import format_rate
 from thinwire.recipes import registry
 from thinwire.recipes.base import Target
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import SettingError, check
+from thinwire.hosts.rates import check_rate
 from thinwire.lab.nets import parse_net
-from thinwire.lab.rates import check_rate
 
 FILE = "bench.json"
 RUNS = "runs"

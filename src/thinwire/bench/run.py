@@ -17,7 +17,7 @@ from thinwire.bench.provenance import provenance
 from thinwire.bench.systems import HOW_TO_GET_RIVALS, Family, choose, family_of, find, load_rivals
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, Failed, read_events
-from thinwire.lab.description import Description, Host
+from thinwire.hosts.description import Description, Host
 from thinwire.lab.job import Job
 from thinwire.lab.namespaces import enter_command
 from thinwire.lab.run import run as run_lab

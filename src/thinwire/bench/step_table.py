@@ -9,8 +9,8 @@ from thinwire.bench.plan import Cell
 from thinwire.bench.systems import BASELINE, CEILING
 from thinwire.bench.table import Table, as_megabytes, of_known, short
 from thinwire.events import StepTimed
+from thinwire.hosts.rates import format_rate
 from thinwire.lab.nets import parse_net
-from thinwire.lab.rates import format_rate
 from thinwire.spread import Spread
 
 COLUMNS = (

@@ -107,9 +107,7 @@ def ours(name: str) -> Ours:
     >>> ours("all-reduce:overlap=forward").strategy.overlap
     'forward'
     """
-    strategy, *pairs = name.split(":")
-    settings = dict(pair.partition("=")[::2] for pair in pairs)
-    return Ours(name, registry.build(strategy, settings))
+    return Ours(name, registry.build(*registry.parse(name)))
 
 
 def standard_names() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast
 import typer
 
 import thinwire
-from thinwire.cli import bench, demo, lab, recipes, report, strategies, train
+from thinwire.cli import bench, demo, lab, recipes, report, simulate, strategies, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -22,6 +22,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(train.train)
+app.command(name="simulate")(simulate.simulate)
 app.command(name="strategies")(strategies.strategies)
 app.command(name="recipes")(recipes.recipes)
 app.command(name="report")(report.report)

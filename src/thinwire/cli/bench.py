@@ -21,7 +21,7 @@ from thinwire.cli.output import note
 from thinwire.cli.report import report
 from thinwire.errors import MissingExtra, SettingError
 from thinwire.events import Event, StepTimed, Summary
-from thinwire.lab.rates import format_rate, parse_rate
+from thinwire.hosts.rates import format_rate, parse_rate
 from thinwire.units import as_duration, as_metric, count
 
 WIDEST = 140

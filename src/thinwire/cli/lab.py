@@ -10,8 +10,8 @@ import typer
 
 from thinwire.cli.output import note
 from thinwire.errors import check
+from thinwire.hosts.description import Description, describe
 from thinwire.lab.calibrate import Calibration, calibrate
-from thinwire.lab.description import Description, describe
 from thinwire.lab.job import Job
 from thinwire.lab.nets import NET_VARIABLE, SCALE_VARIABLE, parse_net
 from thinwire.lab.run import run

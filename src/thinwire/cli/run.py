@@ -13,7 +13,7 @@ from pathlib import Path
 from thinwire.cli.output import note
 from thinwire.cli.state import RunState
 from thinwire.cli.view import LineView, View, choose_view
-from thinwire.errors import SettingError, ThinwireError
+from thinwire.errors import SettingError, ThinwireError, check
 from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
@@ -59,6 +59,23 @@ def new_folder(out: Path | None, config: RunConfig) -> Path:
         raise SettingError(
             f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
         ) from None
+    return out
+
+
+def empty_folder(out: Path | None, name: str) -> Path:
+    """A new folder for results: the one asked for, or one below runs/ named by what and when."""
+    if out is None:
+        name = f"{name.replace(':', '-').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
+        out = next(path for path in candidates if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        empty = not any(out.iterdir())
+    except OSError as error:
+        raise SettingError(
+            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
+        ) from None
+    check(empty, "--out", "a new or empty folder", str(out))
     return out
 
 

@@ -86,7 +86,7 @@ def attach(
         _start_alike(model, settings, wire, timeout_s)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         if bucket_bytes is None:
-            bucket_bytes = _usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
+            bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
         return Link(
             model,
             optimizer,
@@ -102,7 +102,8 @@ def attach(
         raise
 
 
-def _usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
+def usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
+    """What `attach` takes if nobody says how large buckets are."""
     # Not for others: state that a strategy keeps per bucket must fit when the number of workers changes.
     forward = strategy.overlap == "forward"
     least = LEAST_FORWARD_MESSAGE_BYTES * world_size if forward else LEAST_BUCKET_BYTES

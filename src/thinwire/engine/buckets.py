@@ -96,6 +96,8 @@ class ParameterBucket:
     @torch.no_grad()
     def gather_(self, weight: float) -> None:
         """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
+        if self.gradient.is_meta:
+            return  # sizes alone, without numbers
         views, grads, unused = [], [], []
         for place, parameter in enumerate(self.parameters):
             if (grad := parameter.grad) is None:
@@ -140,6 +142,8 @@ class ParameterBucket:
     @torch.no_grad()
     def scatter_(self) -> None:
         """Copy the reduced gradients back; a parameter no worker used keeps having none."""
+        if self.gradient.is_meta:
+            return
         self._divide_()
         grads = [p.grad for p in self.parameters]
         have = [(g, v) for g, v in zip(grads, self._views, strict=True) if g is not None]
@@ -154,6 +158,8 @@ class ParameterBucket:
     @torch.no_grad()
     def lend_(self) -> None:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
+        if self.gradient.is_meta:
+            return
         self._divide_()
         used_somewhere = (self._used != 0).tolist()
         for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):

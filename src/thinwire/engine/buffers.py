@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, Literal
 
 import torch
@@ -66,19 +66,19 @@ class Buffers:
                 await self._wire.all_reduce_(flat)
                 flat /= int(present.sum())
 
-    @torch.no_grad()
-    def receive(self, wait: Callable[[Work], None]) -> None:
-        """Only when backward has ended: it may still have needed the old values."""
+    def receiving(self) -> Iterator[Work]:
+        """What to wait for, only when backward has ended: it may still have needed the old values."""
         if self._task is None:
             return
         task, self._task = self._task, None
-        wait(task)
+        yield task
         if self._policy == "rank0" and self._source == self._wire.rank:
             return
         for buffers, flat in zip(self._groups, self._flats, strict=True):
             parts = flat.split([b.numel() * b.element_size() // flat.element_size() for b in buffers])
             views = [p.view(b.dtype).view(b.shape) for p, b in zip(parts, buffers, strict=True)]
-            torch._foreach_copy_(buffers, views)
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, views)
 
 
 def _bytes_of(buffers: list[Tensor]) -> Tensor:

@@ -8,7 +8,8 @@ stepped with them when its parameters are needed: by a forward, a state dict, or
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +25,7 @@ from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Launcher
 from thinwire.engine.stepper import Stepper
 from thinwire.errors import UsageError
+from thinwire.wire.base import Work
 
 
 @dataclass(slots=True)
@@ -51,6 +53,8 @@ class Deferred:
         buckets: Sequence[ParameterBucket],
         piece_bytes: int,
         launcher: Launcher,
+        *,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.weight = 1.0
         self._stepper = Stepper(optimizer)
@@ -58,7 +62,7 @@ class Deferred:
         self._launcher = launcher
         self._needs = Needs(model, buckets, self._need)
         self._readers = Readers(model, optimizer, settle=self.settle, drop=self._drop)
-        self._pieces = Pieces(buckets, piece_bytes, launcher)
+        self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
         self._loads = [_Load(bucket) for bucket in buckets]
         self._pending = False
         self._in_backward = False
@@ -66,6 +70,10 @@ class Deferred:
     def parcels(self) -> list[Tensor]:
         """What goes over the wire in one pass."""
         return self._pieces.gradients()
+
+    def foresee(self, order: Sequence[int]) -> None:
+        """In which order buckets will be needed, for whoever lets no forward be watched."""
+        self._needs.order[:] = order
 
     def hook(self) -> None:
         self._stepper.mark()
@@ -151,21 +159,25 @@ class Deferred:
         self._pending = any(load.to_step for load in self._loads)
 
     def _need(self, indices: Iterable[int]) -> None:
+        self._launcher.wait_for(self.needing(indices))
+
+    def needing(self, indices: Iterable[int]) -> Iterator[Work]:
+        """What to wait for, one after another, until these buckets are up to date."""
         if not self._in_backward:
-            self._launcher.receive_buffers()
+            yield from self._launcher.receiving_buffers()
         if self._pending:
             for index in indices:
-                self._apply(self._loads[index])
+                yield from self._applying(self._loads[index])
 
     def settle(self) -> None:
         """Finish every step that was asked for."""
         self._need(range(len(self._loads)))
         self._pending = False
 
-    def _apply(self, load: _Load) -> None:
+    def _applying(self, load: _Load) -> Iterator[Work]:
         if not load.to_step:
             return
-        self._pieces.wait(load.bucket.index)
+        yield from self._pieces.works(load.bucket.index)
         _check_unused(load.bucket)
         parameters = load.bucket.parameters
         for name, parameter, version in zip(load.bucket.names, parameters, load.versions, strict=True):
@@ -179,12 +191,16 @@ class Deferred:
             load.to_step = load.reduced = False
             self._stepper.step(load.bucket)
 
-    def _waiting(self) -> Iterator[_Load]:
-        """What is reduced and waits for an optimizer.step()."""
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before `gradients` that no step has asked for yet can be seen."""
         for load in self._loads:
             if load.reduced and not load.to_step:
-                self._pieces.wait(load.bucket.index)
-                yield load
+                yield from self._pieces.works(load.bucket.index)
+
+    def _waiting(self) -> list[_Load]:
+        """What is reduced and waits for an optimizer.step()."""
+        self._launcher.wait_for(self.reducing())
+        return [load for load in self._loads if load.reduced and not load.to_step]
 
     def _drop(self) -> None:
         """What zero_grad does: forget gradients that nobody asked to step."""
@@ -220,7 +236,7 @@ class Deferred:
             self._send(load)
         self._pieces.end()
         self._drop()
-        self._launcher.receive_buffers()
+        self._launcher.wait_for(self._launcher.receiving_buffers())
         return self._loads[0].bucket.mean_weight()
 
 

@@ -6,7 +6,7 @@ import contextlib
 import math
 import socket
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
@@ -85,7 +85,7 @@ class Link:
             else Reducer(buckets, strategy.overlap, self)
         )
         self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
-        self._mixer = Mixer(buckets, self._mix, self._wait, self._progress.driver)
+        self._mixer = Mixer(buckets, self._mix, self._progress.driver)
         self._serving: Task | None = None
         self._besides: list[Beside] = []
         if overrides(strategy, "serve"):
@@ -206,7 +206,7 @@ class Link:
         average or a clamp.
         """
         self._reducer.settle()
-        self._mixer.finish()
+        self.wait_for(self._mixer.finishing())
         for each in self._besides:
             each.settle()
 
@@ -316,11 +316,13 @@ class Link:
     def send_buffers(self) -> None:
         self._buffers.send(self._start)
 
-    def receive_buffers(self) -> None:
-        self._buffers.receive(self._wait)
+    def receiving_buffers(self) -> Iterator[Work]:
+        return self._buffers.receiving()
 
-    def wait(self, work: Work) -> None:
-        self._wait(work)
+    def wait_for(self, works: Iterable[Work]) -> None:
+        """One after another: what comes next may depend on the one before."""
+        for work in works:
+            self._wait(work)
 
     def soon(self, call: Callable[[], None]) -> None:
         self._progress.soon(call)
@@ -344,7 +346,7 @@ class Link:
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
         with range_of("land"):
-            self._mixer.land(self._steps)
+            self.wait_for(self._mixer.landing(self._steps))
 
     def _after_step(self) -> None:
         self._reducer.record_step()
@@ -352,7 +354,7 @@ class Link:
         self._tell()
         if overrides(self.strategy, "mix"):
             with range_of("mix"):
-                self._mixer.launch(self._steps)
+                self.wait_for(self._mixer.launching(self._steps))
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")

@@ -1,8 +1,11 @@
-"""Exchanges of parameters in the air: launched after a step, landed before a later one."""
+"""Exchanges of parameters in the air: launched after a step, landed before a later one.
+
+Nothing here waits: each method yields what has to be waited for, one after another, and the link waits.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from thinwire.engine.buckets import ParameterBucket
@@ -24,24 +27,22 @@ class Mixer:
         self,
         buckets: Sequence[ParameterBucket],
         start: Callable[[ParameterBucket], Task],
-        wait: Callable[[Work], None],
         driver: Driver,
     ) -> None:
         self._buckets = buckets
         self._start = start
-        self._wait = wait
         self._driver = driver
         self._flights: list[_Flight] = []
 
-    def launch(self, steps_done: int) -> None:
+    def launching(self, steps_done: int) -> Iterator[Work]:
         """After a step: start mixing, and wait for what does not take off."""
         tasks = [self._start(bucket) for bucket in self._buckets]
         for task in tasks:
-            self._wait(task.aloft)
+            yield task.aloft
             if not task.done():
                 self._flights.append(_Flight(task, steps_done))
 
-    def land(self, steps_done: int) -> None:
+    def landing(self, steps_done: int) -> Iterator[Work]:
         """Before a step: land what has arrived and is due, and wait for what may not be late."""
         upcoming = steps_done + 1
         for flight in list(self._flights):
@@ -50,22 +51,22 @@ class Mixer:
             due = flight.launched + promise.after
             arrived = flight.task.landing.done()
             if upcoming >= due and (arrived or upcoming >= due + promise.late):
-                self._touch_down(flight)
+                yield from self._touching_down(flight)
                 self._flights.remove(flight)
 
-    def finish(self) -> None:
+    def finishing(self) -> Iterator[Work]:
         """Land everything, whenever it was due."""
         for flight in self._flights:
-            self._touch_down(flight)
-            self._wait(flight.task)
+            yield from self._touching_down(flight)
+            yield flight.task
         self._flights.clear()
 
     def abandon(self) -> None:
         for flight in self._flights:
             flight.task.coroutine.close()
 
-    def _touch_down(self, flight: _Flight) -> None:
-        self._wait(flight.task.landing)
+    def _touching_down(self, flight: _Flight) -> Iterator[Work]:
+        yield flight.task.landing
         self._driver.touch_down(flight.task)
         if flight.task.error is not None:
             raise flight.task.error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -44,8 +44,15 @@ class _Parcel:
 class Pieces:
     """The gradients of one pass after the other on their way over the wire."""
 
-    def __init__(self, buckets: Sequence[ParameterBucket], piece_bytes: int, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[ParameterBucket],
+        piece_bytes: int,
+        launcher: Launcher,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._launcher = launcher
+        self._clock = clock
         self._parcels = [_Parcel(_cut(bucket, piece_bytes)) for bucket in buckets]
         self._order = [(b, p) for b, parcel in enumerate(self._parcels) for p in range(len(parcel.pieces))]
         self._agreed = False
@@ -69,7 +76,7 @@ class Pieces:
             self._order = self._launcher.agree(self._best_order(needed))
             self._agreed = True
         self._issued = 0
-        self._began_s = time.perf_counter()
+        self._began_s = self._clock()
         for parcel in self._parcels:
             parcel.full, parcel.works = False, [Work() for _ in parcel.pieces]
 
@@ -81,17 +88,16 @@ class Pieces:
         parcel = self._parcels[index]
         parcel.full = True
         if self._pass in PROFILED_PASSES:
-            parcel.full_s.append(time.perf_counter() - self._began_s)
+            parcel.full_s.append(self._clock() - self._began_s)
         self._issue()
 
     def end(self) -> None:
         """Every bucket is full."""
         self._pass += 1
 
-    def wait(self, index: int) -> None:
-        """Return when a bucket's gradients are reduced."""
-        for work in self._parcels[index].works:
-            self._launcher.wait(work)
+    def works(self, index: int) -> list[Work]:
+        """What to wait for until a bucket's gradients are reduced."""
+        return self._parcels[index].works
 
     def _issue(self) -> None:
         """Send the next pieces of the agreed order, if they are ready and the wire is free."""
@@ -105,13 +111,13 @@ class Pieces:
                 self._launch(self._parcels[index], part)
 
     def _launch(self, parcel: _Parcel, part: int) -> None:
-        began_s, piece, work = time.perf_counter(), parcel.pieces[part], parcel.works[part]
+        began_s, piece, work = self._clock(), parcel.pieces[part], parcel.works[part]
         profiled = self._pass in PROFILED_PASSES
         task = self._launcher.reduce(piece)
 
         def ended() -> None:
             if profiled:
-                self._piece_s.append((piece.gradient.nbytes, time.perf_counter() - began_s))
+                self._piece_s.append((piece.gradient.nbytes, self._clock() - began_s))
             work.fail(task.error) if task.error else work.finish()
             with self._lock:
                 self._flying -= 1

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from itertools import chain
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -20,8 +21,8 @@ class Launcher(Protocol):
 
     def reduce(self, bucket: Gradients) -> Task: ...
     def send_buffers(self) -> None: ...
-    def receive_buffers(self) -> None: ...
-    def wait(self, work: Work) -> None: ...
+    def receiving_buffers(self) -> Iterator[Work]: ...
+    def wait_for(self, works: Iterable[Work]) -> None: ...
     def soon(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
 
@@ -49,13 +50,17 @@ class Reducer:
             self._send()
 
     def backward_ends(self) -> None:
+        self._launcher.wait_for(self.finishing())
+
+    def finishing(self) -> Iterator[Work]:
+        """What to wait for, one after another, until the gradients are final."""
         while len(self._tasks) < len(self._buckets):
             self._send()
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
-            self._launcher.wait(task)
+            yield task
             if not bucket.gradient.is_cpu:
                 bucket.scatter_()
-        self._launcher.receive_buffers()
+        yield from self._launcher.receiving_buffers()
         self.weight = 1.0
 
     def _send(self) -> None:
@@ -90,9 +95,7 @@ class Reducer:
         for bucket in self._buckets:
             bucket.shadow_()
             self._tasks.append(self._launcher.reduce(bucket))
-        for task in self._tasks:
-            self._launcher.wait(task)
-        self._launcher.receive_buffers()
+        self._launcher.wait_for(chain(self._tasks, self._launcher.receiving_buffers()))
         return self._buckets[0].mean_weight()
 
     def parcels(self) -> list[Tensor]:
@@ -113,6 +116,10 @@ class Reducer:
 
     def settle(self) -> None:
         """Nothing is ever pending here."""
+
+    def reducing(self) -> Iterator[Work]:
+        """What to wait for before `gradients`: nothing, they are final."""
+        return iter(())
 
     def gradients(self) -> AbstractContextManager[None]:
         """The gradients are the parameters' own anyway."""

@@ -31,7 +31,7 @@ class Stepper:
             )
         self._optimizer = optimizer
         self._step = kind.step.__wrapped__  # type: ignore[attr-defined]  # without the users' step hooks
-        self._groups: list[dict[str, Any]] = []
+        self._groups: list[tuple[dict[str, Any], set[int]]] = []
         self._marked = False
 
     def mark(self) -> None:
@@ -57,17 +57,18 @@ class Stepper:
     def record(self) -> None:
         """Remember the groups as they are: settings, the learning rate of this step included, and members."""
         self._groups = [
-            {key: _copy(value) for key, value in group.items()} for group in self._optimizer.param_groups
+            ({key: _copy(v) for key, v in group.items() if key != "params"}, {id(p) for p in group["params"]})
+            for group in self._optimizer.param_groups
         ]
 
     @torch.no_grad()
     def step(self, bucket: ParameterBucket) -> None:
         """Step the parameters of one bucket, whose gradients are in place."""
-        mine = {id(p) for p in bucket.parameters}
         groups = self._optimizer.param_groups
         try:
             self._optimizer.param_groups = [
-                {**group, "params": [p for p in group["params"] if id(p) in mine]} for group in self._groups
+                {**settings, "params": [p for p in bucket.parameters if id(p) in members]}
+                for settings, members in self._groups
             ]
             self._step(self._optimizer)
         finally:
@@ -75,6 +76,4 @@ class Stepper:
 
 
 def _copy(value: Any) -> Any:
-    if isinstance(value, list):
-        return list(value)
     return value.clone() if isinstance(value, Tensor) else value

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.errors import UsageError, check
-from thinwire.lab.description import Description
+from thinwire.hosts.description import Description
 from thinwire.lab.job import Job
 from thinwire.lab.run import run
 
@@ -85,7 +85,7 @@ def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int
 def expected_exchange_s(description: Description, num_bytes: int) -> float:
     """Hosts 0 and 1, 2 and 3, ... exchange `num_bytes` at once: the slowest pair's seconds.
 
-    >>> from thinwire.lab.description import describe
+    >>> from thinwire.hosts.description import describe
     >>> expected_exchange_s(describe(hosts=2, rate="1gbit"), 10_000_000)
     0.08
     """
@@ -105,7 +105,7 @@ def expected_exchange_s(description: Description, num_bytes: int) -> float:
 def expected_all_reduce_s(description: Description, num_bytes: int) -> float:
     """A ring in the order of hosts sends 2 (P-1)/P of `num_bytes` over every path.
 
-    >>> from thinwire.lab.description import describe
+    >>> from thinwire.hosts.description import describe
     >>> round(expected_all_reduce_s(describe(hosts=8, rate="200mbit"), 10_000_000), 6)
     0.7
     """

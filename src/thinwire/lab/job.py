@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import check
-from thinwire.lab.description import Description
+from thinwire.hosts.description import Description
 from thinwire.lab.network import Counters
+
+MOST_HOSTS = 254
+"""Addresses in the lab's one subnet."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,6 +32,8 @@ class Job:
     """Begin every line of output with the host it came from."""
 
     def __post_init__(self) -> None:
+        count = len(self.description.hosts)
+        check(count <= MOST_HOSTS, "hosts", f"1 to {MOST_HOSTS}, one address each", count)
         check(bool(self.command), "command", "given", "", hint="thinwire lab run --hosts 4 -- train.py")
         if self.is_python and self.command[0] == "-m":
             check(len(self.command) > 1, "command", "given a module after -m", "-m")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.errors import UsageError
-from thinwire.lab.description import Description, Host
+from thinwire.hosts.description import Description, Host
+from thinwire.hosts.rates import check_rate
 from thinwire.lab.namespaces import find_tool, inside_network, new_network
-from thinwire.lab.rates import check_rate
 
 INTERFACE = "eth0"
 PREFIX_BITS = 16

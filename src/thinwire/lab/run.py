@@ -1,6 +1,6 @@
 """Runs a job in a lab of its own, from outside it; no torch.
 
->>> from thinwire.lab.description import describe
+>>> from thinwire.hosts.description import describe
 >>> job = Job(description=describe(hosts=4, rate="100mbit"), command=("hostname",))
 >>> outcome = run(job)  # doctest: +SKIP
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.lab.faults import Fault
+from thinwire.hosts.faults import Fault
 
 
 @dataclass(frozen=True, slots=True)

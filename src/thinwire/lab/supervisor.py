@@ -13,12 +13,12 @@ import time
 from dataclasses import astuple
 
 from thinwire.errors import ThinwireError
-from thinwire.lab.faults import Fault, parse_fault
+from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.rates import parse_rate
 from thinwire.lab.job import Job, Outcome, WorkerEnd
 from thinwire.lab.load import LoadWatch
 from thinwire.lab.network import Network
 from thinwire.lab.output import Lines
-from thinwire.lab.rates import parse_rate
 from thinwire.lab.schedule import Event, Schedule
 from thinwire.lab.staff import Staff, Worker
 

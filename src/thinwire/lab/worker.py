@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from thinwire.hosts.description import Host
 from thinwire.lab.control import CONTROL_VARIABLE
-from thinwire.lab.description import Host
 from thinwire.lab.job import Job
 from thinwire.lab.namespaces import enter_host
 from thinwire.lab.network import INTERFACE

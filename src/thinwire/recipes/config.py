@@ -123,10 +123,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def write_config(run: Path, config: RunConfig) -> None:
+def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
     """Keep the configuration, and what it ran on, in the run folder."""
     content = {
-        "config": asdict(config),
+        "config": asdict(config) if isinstance(config, RunConfig) else dict(config),
         "versions": versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),

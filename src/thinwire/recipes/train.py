@@ -133,7 +133,12 @@ def train(
 
 def seed_apart(seed: int, rank: int) -> None:
     """From here on workers draw different numbers (dropout, crops), still the same in every run."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, rank]).generate_state(1)[0]))
+    torch.manual_seed(seed_of(seed, rank))
+
+
+def seed_of(seed: int, rank: int) -> int:
+    """One worker's own seed."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
 
 
 def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:
@@ -157,7 +162,7 @@ def evaluate(
         loss_sum = score_sum = 0.0
         count = 0
         carried: Carried = None
-        for batch in batches_of_test(data, peers):
+        for batch in batches_of_test(data, peers.rank, peers.world_size):
             inputs, targets = data.test.take(batch)
             outputs, carried = training.forward(model, inputs.to(device), carried)
             loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
@@ -167,14 +172,14 @@ def evaluate(
     return Result(training.metric(score_total / total), loss_total / total)
 
 
-def batches_of_test(data: Data, peers: Peers) -> Iterator[NDArray[np.int64]]:
-    """This worker's part of the test data. Of streams a few samples at the end may be left out; how many
+def batches_of_test(data: Data, rank: int, world_size: int) -> Iterator[NDArray[np.int64]]:
+    """One worker's part of the test data. Of streams a few samples at the end may be left out; how many
     does not depend on the number of workers as long as it divides `TEST_STREAMS`."""
     if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=peers.rank, world_size=peers.world_size)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // peers.world_size))
+        streams = Streams(num_samples=len(data.test), rank=rank, world_size=world_size)
+        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // world_size))
         return
-    mine = np.arange(peers.rank, len(data.test), peers.world_size)
+    mine = np.arange(rank, len(data.test), world_size)
     for start in range(0, len(mine), TEST_BATCH_SIZE):
         yield mine[start : start + TEST_BATCH_SIZE]
 

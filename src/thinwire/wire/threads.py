@@ -14,9 +14,12 @@ from typing import TYPE_CHECKING
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.wire.base import Work, finished
+from thinwire.wire.settle import settle
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from thinwire.traffic import Op
 
 
 @dataclass(slots=True)
@@ -83,19 +86,19 @@ class ThreadWire:
         self._issued = 0
 
     def all_reduce_(self, data: Tensor) -> Work:
-        return self._meet(("all_reduce",), data, data)
+        return self._meet("all_reduce", data, data)
 
     def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet(("reduce_scatter",), data, out)
+        return self._meet("reduce_scatter", data, out)
 
     def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet(("all_gather",), data, out)
+        return self._meet("all_gather", data, out)
 
     def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet(("all_to_all",), data, out)
+        return self._meet("all_to_all", data, out)
 
     def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        return self._meet(("broadcast", source), data, data)
+        return self._meet("broadcast", data, data, source)
 
     def exchange(
         self,
@@ -153,13 +156,13 @@ class ThreadWire:
             ready.append(work)
         return ready
 
-    def _meet(self, what: tuple[object, ...], data: Tensor, out: Tensor) -> Work:
+    def _meet(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         if self.world_size == 1:
             if out is not data:
                 out.copy_(data)
             return finished()
         work, channel = Work(), self._channel
-        what = (*what, tuple(data.shape), data.dtype)
+        what = (op, source, tuple(data.shape), data.dtype)
         with channel.lock:
             if self._refused(work):
                 return work
@@ -179,36 +182,10 @@ class ThreadWire:
             if len(meeting.came) < self.world_size:
                 return work
             del channel.meetings[self._issued - 1]
-            _settle(str(what[0]), what, meeting)
-            works = [meeting.came[r][2] for r in range(self.world_size)]
+            came = [meeting.came[r] for r in range(self.world_size)]
+            settle(op, [data for data, _, _ in came], [out for _, out, _ in came], source=source)
+            works = [work for _, _, work in came]
             channel.open.difference_update(works)
             for each in works:  # under the lock: collectives of a lane end in order
                 each.finish()
         return work
-
-
-def _settle(op: str, what: tuple[object, ...], meeting: _Meeting) -> None:
-    """Do the operation for everybody, now that everybody has come."""
-    world_size = len(meeting.came)
-    inputs = [meeting.came[r][0].detach().clone() for r in range(world_size)]
-    outputs = [meeting.came[r][1] for r in range(world_size)]
-    if op == "broadcast":
-        source = what[1]
-        assert isinstance(source, int)
-        for out in outputs:
-            out.copy_(inputs[source])
-    elif op == "all_gather":
-        for out in outputs:
-            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
-                part.copy_(data.view(-1))
-    elif op == "all_to_all":
-        for rank, out in enumerate(outputs):
-            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
-                part.copy_(data.view(-1).chunk(world_size)[rank])
-    else:
-        total = inputs[0]
-        for data in inputs[1:]:
-            total += data
-        parts = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
-        for out, part in zip(outputs, parts, strict=True):
-            out.copy_(part.view_as(out))

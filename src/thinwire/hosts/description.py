@@ -1,4 +1,4 @@
-"""What a lab consists of, as a value that is checked before anything is created; no torch."""
+"""Hosts, the paths between them and what befalls them, as a value that is checked before use; no torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from thinwire.errors import SettingError, check
-from thinwire.lab.faults import Fault, parse_fault
-from thinwire.lab.rates import check_rate, format_rate, parse_rate
-
-MOST_HOSTS = 254
-"""Addresses in the lab's one subnet."""
+from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.rates import check_rate, format_rate, parse_rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Host:
-    """One emulated machine with one worker."""
+    """One machine, emulated or simulated, with one worker."""
 
     index: int
     rate_bit_per_s: float
@@ -45,7 +42,7 @@ class Description:
 
     def __post_init__(self) -> None:
         count = len(self.hosts)
-        check(1 <= count <= MOST_HOSTS, "hosts", f"1 to {MOST_HOSTS}, one address each", count)
+        check(count >= 1, "hosts", "at least 1", count)
         assert [host.index for host in self.hosts] == list(range(count))
         for host in self.hosts:
             check_rate(host.rate_bit_per_s, field=f"rate of host {host.index}")
@@ -66,7 +63,7 @@ class Description:
         if fault.host is not None:
             check(0 <= fault.host < hosts, "fault host", f"0 to {hosts - 1}", fault.host, hint=str(fault))
         if fault.site is not None:
-            check(sites > 1, "fault site", "used in a lab with several sites", fault.site, hint=str(fault))
+            check(sites > 1, "fault site", "used with several sites", fault.site, hint=str(fault))
             check(0 <= fault.site < sites, "fault site", f"0 to {sites - 1}", fault.site, hint=str(fault))
         if fault.kind == "rejoin":
             killed = any(f.kind == "kill" and f.host == fault.host for f in self.faults)
@@ -77,7 +74,7 @@ class Description:
         return 1 + max(host.site for host in self.hosts)
 
     def scaled(self, factor: float) -> Description:
-        """The same lab with all rates multiplied: goes with a net scaled alike."""
+        """The same hosts with all rates multiplied: goes with a net scaled alike."""
         hosts = tuple(replace(host, rate_bit_per_s=host.rate_bit_per_s * factor) for host in self.hosts)
         uplink = self.uplink_bit_per_s
         return replace(self, hosts=hosts, uplink_bit_per_s=None if uplink is None else uplink * factor)
@@ -108,7 +105,7 @@ def describe(
     >>> describe(hosts=8, rate="1gbit*6,100mbit*2", sites="4+4", uplink="50mbit", slow=["3=0.5"]).summary()
     '8 hosts at 100mbit and 1gbit, 2 sites with uplinks of 50mbit, slow: host 3 at 0.5'
     """
-    check(1 <= hosts <= MOST_HOSTS, "hosts", f"1 to {MOST_HOSTS}, one address each", hosts)
+    check(hosts >= 1, "hosts", "at least 1", hosts)
     rates = _rates(rate, hosts)
     site_of = _sites(sites, hosts)
     speeds = _speeds(slow, hosts)
@@ -128,7 +125,7 @@ def _rates(text: str, hosts: int) -> list[float]:
     for word in words:
         rate, times, count = word.partition("*")
         repeat = _whole("rate", count, given=text) if times else 1
-        rates += [parse_rate(rate)] * min(repeat, MOST_HOSTS + 1)
+        rates += [parse_rate(rate)] * min(repeat, hosts + 1)
     if len(words) == 1 and "*" not in text:
         return rates * hosts
     hint = "one rate for all, or as many as hosts: 1gbit*6,100mbit*2"

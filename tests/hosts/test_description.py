@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import SettingError
-from thinwire.lab.description import Description, describe
-from thinwire.lab.faults import Fault, parse_fault
-from thinwire.lab.rates import format_rate, parse_rate
+from thinwire.hosts.description import Description, describe
+from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.rates import format_rate, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,7 @@ def test_sites_speeds_and_faults() -> None:
 
 
 BAD = [
-    ({"hosts": 0}, ["hosts must be 1 to 254", "got 0"]),
-    ({"hosts": 255}, ["hosts must be 1 to 254, one address each", "got 255"]),
+    ({"hosts": 0}, ["hosts must be at least 1", "got 0"]),
     ({"rate": "0mbit"}, ["rate must be between 8kbit and 100gbit", "'0mbit'"]),
     ({"rate": "1gbit*3,1mbit*2"}, ["rate must be given for 4 hosts", "(5)", "hint"]),
     ({"rate": "1gbit*x"}, ["rate must be made of whole numbers", "1gbit*x"]),
@@ -85,7 +84,7 @@ BAD = [
     ({"slow": ["1"]}, ["slow must be HOST=SPEED", "'1'"]),
     ({"slow": ["1=0.5", "1=0.6"]}, ["slow must be given once per host"]),
     ({"faults": ["kill:host=4,step=1"]}, ["fault host must be 0 to 3", "got 4"]),
-    ({"faults": ["cut:site=1,after=1"]}, ["fault site must be used in a lab with several sites"]),
+    ({"faults": ["cut:site=1,after=1"]}, ["fault site must be used with several sites"]),
     ({"faults": ["rejoin:host=1,after=1"]}, ["fault rejoin must be of a host that is killed"]),
     ({"faults": ["explode:host=1,after=1"]}, ["fault must be one of", "'kill'", "'explode'"]),
     ({"faults": ["kill:host=1"]}, ["fault must be given one step= or after=", "hint"]),

@@ -1,0 +1,114 @@
+"""Who trains on which samples of an epoch while workers come and go, and the account of it; no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Batch = NDArray[np.int64]
+Hand = list[Batch]
+"""A worker's batches of an epoch, in order."""
+Cut = Callable[[NDArray[np.int64], int, int], list[Hand]]
+"""Deals samples to so many workers in batches of so many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """What became of the samples of one epoch."""
+
+    samples: int
+    once: int
+    """Trained on once."""
+    more: int
+    """Trained on more than once."""
+    never: int
+    """Left out: the rest that does not go around, or nobody was there to take it."""
+    given_back: int
+    """Times a sample was drawn for a step that was given up, and dealt again."""
+
+    def __str__(self) -> str:
+        back = f", {self.given_back} dealt again after a loss" if self.given_back else ""
+        trained = f"{self.once} trained once, {self.more} more often, {self.never} never"
+        return f"{self.samples} samples: {trained}{back}"
+
+
+class Deal:
+    """The batches of one epoch; a step that was given up puts its batch back."""
+
+    def __init__(self, num_samples: int, hands: Sequence[Hand], batch_size: int, cut: Cut) -> None:
+        self._hands = [list(hand) for hand in hands]
+        self._drawn: list[Batch | None] = [None] * len(hands)
+        self._batch_size = batch_size
+        self._cut = cut
+        self._trained = np.zeros(num_samples, dtype=np.int64)
+        self._given_back = 0
+
+    def num_batches(self, rank: int) -> int:
+        """That this worker has left."""
+        return len(self._hands[rank])
+
+    def draw(self, rank: int) -> Batch | None:
+        """This worker's next batch; None when it has none left."""
+        if not self._hands[rank]:
+            return None
+        batch = self._hands[rank].pop(0)
+        self._drawn[rank] = batch
+        return batch
+
+    def trained(self, rank: int) -> None:
+        """A step was made with the batch drawn last."""
+        batch, self._drawn[rank] = self._drawn[rank], None
+        assert batch is not None
+        self._trained[batch] += 1
+
+    def again(self, num_workers: int) -> None:
+        """Deal what is left to another number of workers."""
+        drawn = [batch for batch in self._drawn if batch is not None]
+        self._given_back += sum(len(batch) for batch in drawn)
+        left = drawn + [batch for hand in self._hands for batch in hand]
+        samples = np.concatenate(left) if left else np.empty(0, dtype=np.int64)
+        self._hands = self._cut(samples, num_workers, self._batch_size)
+        self._drawn = [None] * num_workers
+
+    def account(self) -> Account:
+        """What became of the samples so far."""
+        counts = self._trained
+        return Account(
+            samples=len(counts),
+            once=int((counts == 1).sum()),
+            more=int((counts > 1).sum()),
+            never=int((counts == 0).sum()),
+            given_back=self._given_back,
+        )
+
+
+def in_turn(samples: NDArray[np.int64], num_workers: int, batch_size: int) -> list[Hand]:
+    """Like cards, the rest that does not go around left out; batches are equally long for all.
+
+    >>> [[batch.tolist() for batch in hand] for hand in in_turn(np.arange(7), 2, 2)]
+    [[[0, 2], [4]], [[1, 3], [5]]]
+    """
+    each = len(samples) // num_workers
+    dealt = samples[: each * num_workers].reshape(each, num_workers)
+    return [
+        [dealt[start : start + batch_size, rank] for start in range(0, each, batch_size)]
+        for rank in range(num_workers)
+    ]
+
+
+def in_streams(samples: NDArray[np.int64], num_workers: int, batch_size: int) -> list[Hand]:
+    """Contiguous rows, `batch_size` of them to each worker; one sample of every row is a batch.
+
+    >>> [[batch.tolist() for batch in hand] for hand in in_streams(np.arange(9), 2, 2)]
+    [[[0, 2], [1, 3]], [[4, 6], [5, 7]]]
+    """
+    rows = num_workers * batch_size
+    samples = np.sort(samples)
+    table = samples[: len(samples) // rows * rows].reshape(rows, len(samples) // rows)
+    return [
+        [table[rank * batch_size : (rank + 1) * batch_size, column] for column in range(table.shape[1])]
+        for rank in range(num_workers)
+    ]

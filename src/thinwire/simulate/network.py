@@ -1,0 +1,129 @@
+"""How long transfers take: cards and uplinks that serve bytes first come, first served; no torch.
+
+Every host has a card, and every site an uplink, each with two directions that do not disturb each other
+(full duplex). A direction serves the bytes given to it in the order in which they were given, at its
+rate. A transfer passes through the sender's card, then the uplinks of both sites if they differ, then the
+receiver's card; it flows through all of them at once and ends when the slowest has served it, plus the
+latency of the path.
+
+A collective begins when its last worker has come. It loads every card with the bytes that
+`traffic.Round` states for the worker (a ring for sums and gathers, a binomial tree for broadcasts), and
+every uplink with what crosses it; it ends for all when the last of these has served, plus one latency for
+each message that has to wait for another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from thinwire.errors import check
+from thinwire.hosts.description import Description
+from thinwire.traffic import Round
+
+
+class _Direction:
+    """One direction of a card or an uplink."""
+
+    __slots__ = ("bytes_per_s", "free_s")
+
+    def __init__(self, bit_per_s: float) -> None:
+        self.bytes_per_s = bit_per_s / 8
+        self.free_s = 0.0
+
+    def serve(self, begin_s: float, num_bytes: float) -> tuple[float, float]:
+        """When the first and when the last byte is through."""
+        first_s = max(begin_s, self.free_s)
+        self.free_s = first_s + num_bytes / self.bytes_per_s
+        return first_s, self.free_s
+
+
+class Network:
+    """Hosts as described, with a latency between any two of them."""
+
+    def __init__(
+        self, description: Description, *, latency_s: float = 0.0, uplink_latency_s: float = 0.0
+    ) -> None:
+        check(0 <= latency_s < math.inf, "latency", "seconds, 0 or more", latency_s)
+        check(0 <= uplink_latency_s < math.inf, "uplink latency", "seconds, 0 or more", uplink_latency_s)
+        self.description = description
+        self.latency_s = latency_s
+        self.uplink_latency_s = uplink_latency_s
+        """Added where a path leaves a site."""
+        hosts = description.hosts
+        self._site = [host.site for host in hosts]
+        self._out = [_Direction(host.rate_bit_per_s) for host in hosts]
+        self._in = [_Direction(host.rate_bit_per_s) for host in hosts]
+        uplink, sites = description.uplink_bit_per_s, range(description.num_sites)
+        self._up = [_Direction(uplink) for _ in sites] if uplink is not None else []
+        self._down = [_Direction(uplink) for _ in sites] if uplink is not None else []
+
+    def cut(self, host: int | None, site: int | None, until_s: float) -> None:
+        """Nothing that is not under way yet passes before `until_s`."""
+        for direction in self._of(host, site):
+            direction.free_s = max(direction.free_s, until_s)
+
+    def _of(self, host: int | None, site: int | None) -> list[_Direction]:
+        if host is not None:
+            return [self._out[host], self._in[host]]
+        assert site is not None
+        return [self._up[site], self._down[site]]
+
+    def transfer(self, source: int, to: int, num_bytes: int, now_s: float) -> tuple[float, float]:
+        """When the sender has sent all of it, and when the receiver has it."""
+        route, latency_s = [self._out[source]], self.latency_s
+        if self._site[source] != self._site[to]:
+            route += [self._up[self._site[source]], self._down[self._site[to]]]
+            latency_s += self.uplink_latency_s
+        route.append(self._in[to])
+        first_s = last_s = sent_s = now_s
+        for direction in route:
+            first_s, served_s = direction.serve(first_s, num_bytes)
+            last_s = max(last_s, served_s)
+            if direction is route[0]:
+                sent_s = served_s
+        return sent_s, last_s + latency_s
+
+    def collective(self, what: Round, members: Sequence[int], now_s: float) -> float:
+        """When it ends; `members` are hosts in order of rank, all of whom have come."""
+        world_size, end_s = len(members), now_s
+        for rank, host in enumerate(members):
+            traffic = what.traffic(rank, world_size)
+            end_s = max(end_s, self._out[host].serve(now_s, traffic.sent_bytes)[1])
+            end_s = max(end_s, self._in[host].serve(now_s, traffic.received_bytes)[1])
+        latency_s = self.latency_s
+        if self._up and len({self._site[host] for host in members}) > 1:
+            latency_s += self.uplink_latency_s
+            for site, num_bytes in self._crossing(what, members).items():
+                end_s = max(end_s, self._up[site].serve(now_s, num_bytes)[1])
+                end_s = max(end_s, self._down[site].serve(now_s, num_bytes)[1])
+        return end_s + hops(what, world_size) * latency_s
+
+    def _crossing(self, what: Round, members: Sequence[int]) -> dict[int, float]:
+        """Bytes that leave, and that enter, each site: of a ring in order of rank, or of all pairs."""
+        world_size = len(members)
+        sites = [self._site[host] for host in members]
+        crossing = dict.fromkeys(sites, 0.0)
+        if what.op == "all_to_all":
+            for site in crossing:
+                inside = sites.count(site)
+                crossing[site] = what.send_bytes / world_size * inside * (world_size - inside)
+        elif what.op == "broadcast":
+            for site in crossing:
+                crossing[site] = what.send_bytes  # a tree by rank enters a contiguous site about once
+        else:
+            for rank, site in enumerate(sites):
+                if sites[(rank + 1) % world_size] != site:
+                    crossing[site] += what.traffic(rank, world_size).sent_bytes
+        return crossing
+
+
+def hops(what: Round, world_size: int) -> int:
+    """Messages of a collective that follow one after another.
+
+    >>> hops(Round(op="all_reduce", send_bytes=8), 4), hops(Round(op="broadcast", send_bytes=8), 5)
+    (6, 3)
+    """
+    if what.op == "broadcast":
+        return (world_size - 1).bit_length()
+    return (world_size - 1) * (2 if what.op == "all_reduce" else 1)

@@ -1,0 +1,80 @@
+"""How long a worker computes: seconds of a step, unequal and varying speed; no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from thinwire.errors import check
+
+FORWARD_SHARE = 1 / 3
+"""Of the computing time; backward takes the gradients of data and of weights, at one forward each."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Compute:
+    """Seconds that a worker at full speed computes in every step."""
+
+    forward_s: float
+    backward_s: float
+    """The optimizer's step included."""
+
+    def __post_init__(self) -> None:
+        check(0 <= self.forward_s < math.inf, "forward", "seconds, 0 or more", self.forward_s)
+        check(0 <= self.backward_s < math.inf, "backward", "seconds, 0 or more", self.backward_s)
+
+    @staticmethod
+    def of(seconds: float) -> Compute:
+        """A whole step, a third of it forward."""
+        check(0 <= seconds < math.inf, "compute", "seconds, 0 or more", seconds)
+        return Compute(forward_s=seconds * FORWARD_SHARE, backward_s=seconds * (1 - FORWARD_SHARE))
+
+
+class Pace:
+    """One host's speed: as described, changed by faults, and varying from step to step by `jitter`."""
+
+    def __init__(self, speed: float, *, jitter: float = 0.0, seed: Sequence[int] = (0,)) -> None:
+        check(0 <= jitter < math.inf, "jitter", "a share of the computing time, 0 or more", jitter)
+        self.speed = speed
+        self.stopped_until_s = 0.0
+        self._full = speed
+        self._spread = math.sqrt(math.log1p(jitter**2))
+        self._random = np.random.default_rng(list(seed))
+
+    def slow(self, speed: float) -> None:
+        """Compute at `speed` times the full speed; 1 heals."""
+        self.speed = self._full * speed
+
+    def draw(self) -> float:
+        """How many times longer than at full speed the coming step takes.
+
+        Varying is log-normal, with a mean of one and a standard deviation of `jitter`.
+        """
+        vary = 1.0
+        if self._spread:
+            vary = math.exp(self._random.normal(-(self._spread**2) / 2, self._spread))
+        return vary / self.speed
+
+
+class Timetable:
+    """When, within backward and forward, each bucket is full and needed.
+
+    A parameter takes its share of both, which is its share of all parameters unless a profile says
+    otherwise. Backward goes from the last parameter to the first, so a bucket is full when its first one
+    is reached; forward needs a bucket before its first parameter.
+    """
+
+    def __init__(self, shares: Sequence[float], buckets: Sequence[Sequence[int]]) -> None:
+        total = sum(shares)
+        before = [0.0]
+        for share in shares:
+            before.append(before[-1] + share / total)
+        first = [min(members) for members in buckets]
+        self.full = [1.0 - before[index] for index in first]
+        """Share of backward that is over when a bucket is full, by bucket."""
+        order = sorted(range(len(buckets)), key=lambda bucket: first[bucket])
+        self.needs = [(bucket, before[first[bucket]]) for bucket in order]
+        """Buckets in the order forward needs them, and the share of forward that is over by then."""

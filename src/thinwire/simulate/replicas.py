@@ -1,0 +1,284 @@
+"""Many replicas of one model in one process, each a real model with its own parameters and random numbers.
+
+The replicas' parameters and buffers are rows of one stacked tensor each. So gradients can be computed for
+many replicas at once (`batched`: torch.func's vmap over the rows) or for one after another through its own
+module, on the same memory; everything else sees ordinary modules.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.simulate.dropout import OwnDropout, with_own_dropout
+
+Carried = tuple[Tensor, ...] | None
+Model = Callable[..., Any]
+Loss = Callable[[Model, Tensor, Tensor, Carried], tuple[Tensor, Carried]]
+"""From a model, inputs, targets and what the last batch has carried over: the loss, and what to carry on."""
+
+CHUNK = 64
+"""Replicas computed at once at most: all their activations are in memory."""
+SMALL_BATCH = 1024
+"""Numbers in one replica's batch up to which batching is faster on a CPU (digits-cnn: 2.6 times with one
+image, even with 16; mnist-cnn with 32 images: 2.7 times slower, its convolutions become grouped ones)."""
+
+
+@dataclass(slots=True)
+class _Slot:
+    """One replica's part."""
+
+    model: nn.Module
+    random: torch.Generator
+    asked: tuple[Tensor, Tensor] | None = None
+    carried: Carried = None
+    loss: float = 0.0
+    parameters: list[nn.Parameter] = field(default_factory=list)
+
+
+class Replicas:
+    """As many copies of `model` as there are seeds; replica i draws its random numbers from `seeds[i]`."""
+
+    def __init__(
+        self, model: nn.Module, loss: Loss, seeds: Sequence[int], *, batched: bool | None = None
+    ) -> None:
+        """`batched` None: what is faster here, found out with the first batches."""
+        self.batched = batched is not False
+        """Whether many are computed at once; turns to False when that fails or does not pay."""
+        self.refusal = ""
+        """Why not, in torch's words or in seconds."""
+        self._proven = False
+        self._must_pay = batched is None
+        self._loss = loss
+        self._device = next(model.parameters()).device
+        count = len(seeds)
+        self._parameters = {n: _stack(p.detach(), count) for n, p in model.named_parameters()}
+        self._buffers = {n: _stack(b, count) for n, b in model.named_buffers()}
+        self._slots = [_Slot(deepcopy(model), torch.Generator().manual_seed(seed)) for seed in seeds]
+        for index, slot in enumerate(self._slots):
+            self._settle_in(slot, index)
+        self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
+        self._skeleton = with_own_dropout(deepcopy(model)) if self.batched else model
+        self._dropouts = [m for m in self._skeleton.modules() if isinstance(m, OwnDropout)]
+        self._waiting: list[int] = []
+
+    def _settle_in(self, slot: _Slot, index: int) -> None:
+        """Make the replica's parameters and buffers its rows of the stacked ones."""
+        for name, parameter in slot.model.named_parameters():
+            parameter.data = self._parameters[name][index]
+            if parameter.requires_grad:
+                slot.parameters.append(parameter)
+        for name, stacked in self._buffers.items():
+            owner, _, last = name.rpartition(".")
+            slot.model.get_submodule(owner)._buffers[last] = stacked[index]
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def model(self, index: int) -> nn.Module:
+        """Replica `index`, an ordinary module."""
+        return self._slots[index].model
+
+    def loss(self, index: int) -> float:
+        """Of the last batch."""
+        return self._slots[index].loss
+
+    def forget(self, index: int) -> None:
+        """Carry nothing over to the next batch."""
+        self._slots[index].carried = None
+
+    @contextmanager
+    def random(self, index: int) -> Iterator[None]:
+        """In here torch's own random numbers, on the CPU, are this replica's."""
+        before, own = torch.get_rng_state(), self._slots[index].random
+        torch.set_rng_state(own.get_state())
+        try:
+            yield
+        finally:
+            own.set_state(torch.get_rng_state())
+            torch.set_rng_state(before)
+
+    # -- gradients ------------------------------------------------------------------------------------
+
+    def ask(self, index: int, inputs: Tensor, targets: Tensor) -> None:
+        """This replica's parameters are what this batch meets; they do not change before `learn`."""
+        self._slots[index].asked = inputs, targets
+        self._waiting.append(index)
+
+    def withdraw(self) -> None:
+        """Forget what was asked for and not learnt: those steps were given up."""
+        for index in self._waiting:
+            self._slots[index].asked = None
+        self._waiting = []
+
+    def learn(self, index: int) -> None:
+        """Leave the gradients of the batch asked for in the replica's parameters.
+
+        All who have asked so far are computed with it: their parameters do not change any more.
+        """
+        if self._slots[index].asked is None:
+            return  # computed with another one
+        groups: dict[tuple[torch.Size, bool], list[int]] = {}
+        for waiting in self._waiting:
+            slot = self._slots[waiting]
+            assert slot.asked is not None
+            groups.setdefault((slot.asked[0].shape, slot.carried is None), []).append(waiting)
+        self._waiting = []
+        for members in groups.values():
+            for start in range(0, len(members), CHUNK):
+                self._learn(sorted(members)[start : start + CHUNK])
+
+    def _learn(self, members: list[int]) -> None:
+        if self.batched and len(members) > 1 and not self._proven:
+            self._try_together(members)
+        if self.batched and len(members) > 1:
+            self._learn_together(members)
+        else:
+            self._learn_each(members)
+
+    def _try_together(self, members: list[int]) -> None:
+        """Find out whether the model can be batched and, unless it was asked for, whether that pays."""
+        try:
+            self._rehearse(self._learn_together, members)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            self.batched, self.refusal = False, str(error).split("\n", 1)[0]
+            return
+        self._proven = True
+        if self._must_pay:
+            self._rehearse(self._learn_each, members)  # the first time of either is no measure
+            together_s, each_s = (
+                self._rehearse(learn, members) for learn in (self._learn_together, self._learn_each)
+            )
+            if together_s > each_s:
+                self.batched = False
+                self.refusal = f"{together_s:.3g} s together, {each_s:.3g} s one after another"
+
+    def _rehearse(self, learn: Callable[[list[int]], None], members: list[int]) -> float:
+        """Seconds it takes; leaves no trace but gradients."""
+        slots = [self._slots[index] for index in members]
+        before = [(slot.asked, slot.carried, slot.random.get_state()) for slot in slots]
+        buffers = {name: stacked.clone() for name, stacked in self._buffers.items()}
+        began_s = time.perf_counter()
+        try:
+            learn(members)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            return time.perf_counter() - began_s
+        finally:
+            for slot, (asked, carried, state) in zip(slots, before, strict=True):
+                slot.asked, slot.carried = asked, carried
+                slot.random.set_state(state)
+            for name, stacked in self._buffers.items():
+                stacked.copy_(buffers[name])
+
+    def _learn_each(self, members: list[int]) -> None:
+        for member in members:
+            self._learn_alone(member)
+
+    def _learn_alone(self, index: int) -> None:
+        slot = self._slots[index]
+        assert slot.asked is not None
+        (inputs, targets), slot.asked = slot.asked, None
+        for parameter in slot.parameters:
+            parameter.grad = None
+        with self.random(index), self._random_on_device(index):
+            loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
+            loss.backward()
+        slot.loss = loss.item()
+
+    def _learn_together(self, members: list[int]) -> None:
+        slots = [self._slots[index] for index in members]
+        asked = [slot.asked for slot in slots if slot.asked is not None]
+        rows: slice | list[int] = members
+        if members[-1] - members[0] == len(members) - 1:
+            rows = slice(members[0], members[-1] + 1)  # a view, no copy
+        parameters = {name: stacked[rows].detach() for name, stacked in self._parameters.items()}
+        learnt = [parameters[name].requires_grad_() for name in self._trainable]
+        buffers = {name: stacked[rows] for name, stacked in self._buffers.items()}
+        carried = [torch.stack(parts) for parts in zip(*(slot.carried or () for slot in slots), strict=True)]
+        for dropout in self._dropouts:
+            dropout.generators = [slot.random for slot in slots]
+
+        def one(own: Any, own_buffers: Any, inputs: Tensor, targets: Tensor, carry: Any) -> Any:
+            def model(*args: Any) -> Any:
+                return torch.func.functional_call(self._skeleton, (own, own_buffers), args)
+
+            loss, after = self._loss(model, inputs, targets, carry or None)
+            return loss, after or ()  # vmap takes no None
+
+        losses, carry = torch.func.vmap(one)(
+            parameters,
+            buffers,
+            torch.stack([inputs for inputs, _ in asked]),
+            torch.stack([targets for _, targets in asked]),
+            carried,
+        )
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(losses.sum(), learnt, allow_unused=True)
+        if not isinstance(rows, slice):
+            for name, stacked in self._buffers.items():
+                stacked[rows] = buffers[name]
+        split = [() if g is None else g.unbind() for g in gradients]  # None if forward does not use it
+        for place, (slot, loss) in enumerate(zip(slots, losses.tolist(), strict=True)):
+            slot.asked, slot.loss = None, loss
+            slot.carried = tuple(part[place] for part in carry) or None
+            for parameter, rows_of in zip(slot.parameters, split, strict=True):
+                parameter.grad = rows_of[place] if rows_of else None
+
+    @contextmanager
+    def _random_on_device(self, index: int) -> Iterator[None]:
+        """On a GPU each replica's numbers follow from its generator on the CPU."""
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+        yield
+
+    # -- all together -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def mean(self, members: Sequence[int]) -> nn.Module:
+        """A model of its own: the mean of these replicas, buffers included."""
+        rows = list(members)
+        model = deepcopy(self._slots[rows[0]].model)
+        for name, parameter in model.named_parameters():
+            parameter.data = self._parameters[name][rows].mean(0)
+        for name, buffer in model.named_buffers():
+            if buffer.is_floating_point():
+                buffer.copy_(self._buffers[name][rows].mean(0))
+        return model
+
+    @torch.no_grad()
+    def copy_(self, index: int, model: nn.Module) -> None:
+        """Overwrite a replica's parameters and buffers with those of `model`."""
+        for name, parameter in model.named_parameters():
+            self._parameters[name][index].copy_(parameter)
+        for name, buffer in model.named_buffers():
+            self._buffers[name][index].copy_(buffer)
+
+    @torch.no_grad()
+    def distance(self, members: Sequence[int]) -> float:
+        """Root mean square distance of these replicas from their mean, relative to the mean."""
+        rows, apart, size = list(members), 0.0, 0.0
+        for name in self._trainable:
+            own = self._parameters[name][rows].double()
+            mean = own.mean(0)
+            apart += float((own - mean).square().sum())
+            size += len(rows) * float(mean.square().sum())
+        return (apart / size) ** 0.5 if size > 0 else 0.0
+
+
+def worth_batching(inputs: Tensor) -> bool | None:
+    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU.
+
+    On a CPU it is a rule, so that the same command gives the same bits.
+    """
+    return inputs.numel() <= SMALL_BATCH if inputs.is_cpu else None
+
+
+def _stack(tensor: Tensor, count: int) -> Tensor:
+    return tensor.unsqueeze(0).repeat(count, *[1] * tensor.dim())

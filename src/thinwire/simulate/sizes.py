@@ -1,0 +1,136 @@
+"""Simulations of sizes alone: how long steps take and what they send, with models that hold no numbers.
+
+Ten thousand workers fit, since none has any storage. A strategy whose messages depend on the data (how many
+numbers pass a threshold) cannot be played like this.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from thinwire.engine.pieces import PROFILED_PASSES
+from thinwire.errors import check
+from thinwire.simulate.network import Network
+from thinwire.simulate.session import Change, Session
+from thinwire.simulate.worker import Ways
+from thinwire.strategies.base import Strategy
+from thinwire.traffic import Traffic
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Paced:
+    """Steps as the clock saw them, once they had become regular."""
+
+    step_s: float
+    """From one step to the next, of the slowest worker."""
+    exposed_s: float
+    """Of these, waiting for the wire, mean over workers."""
+    sent_bytes: float
+    """Per step and worker."""
+    messages: float
+    """Per step and worker."""
+
+
+class _Learner:
+    """Steps without numbers; all workers share one model, since nothing is in it."""
+
+    clip_norm = None
+
+    def __init__(self, model: nn.Module, optimizer: SGD, all_of_them: _Learners) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self._all = all_of_them
+        self._steps = 0
+
+    def draw(self) -> bool:
+        return True
+
+    def ask(self) -> None:
+        pass
+
+    def learn(self) -> None:
+        pass
+
+    def stepped(self) -> None:
+        self._all.stepped(self._steps)
+        self._steps += 1
+
+
+class _Learners:
+    def __init__(self, shapes: Sequence[tuple[int, ...]], count: int) -> None:
+        parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
+        self._model = nn.Module()
+        for index, parameter in enumerate(parameters):
+            self._model.register_parameter(f"p{index}", parameter)
+        optimizer = SGD([nn.Parameter(torch.zeros(()))], lr=0.0)  # of nothing: there are no numbers to step
+        self._learners = [_Learner(self._model, optimizer, self) for _ in range(count)]
+        self.session: Session | None = None
+        self.ended_s: list[float] = []
+        """When the last worker ended each step."""
+
+    def of(self, host: int) -> _Learner:
+        return self._learners[host]
+
+    def change(self, change: Change) -> None:
+        pass
+
+    def stepped(self, step: int) -> None:
+        if step == len(self.ended_s):
+            self.ended_s.append(0.0)
+        assert self.session is not None
+        self.ended_s[step] = self.session.clock.now_s
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without Python's garbage collector: it would go through thousands of workers over and over."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def pace(
+    shapes: Sequence[tuple[int, ...]],
+    network: Network,
+    strategy: Strategy,
+    ways: Ways,
+    *,
+    steps: int = 10,
+    jitter: float = 0.0,
+) -> Paced:
+    """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
+    check(steps >= 1, "steps", "at least 1", steps)
+    warm_up = PROFILED_PASSES[-1] + 2 if strategy.overlap == "forward" else 2
+    count = len(network.description.hosts)
+    learners = _Learners(shapes, count)
+    with _uncollected():
+        learners.session = session = Session(network, strategy, learners, ways, jitter=jitter)
+
+    def run(num_steps: int) -> tuple[Traffic, float]:
+        session.num_steps = num_steps
+        session.epoch()
+        stats = [session.stats(host) for host in session.hosts]
+        return sum((each.traffic for each in stats), Traffic()), math.fsum(each.exposed_s for each in stats)
+
+    with _uncollected():
+        before, exposed_before_s = run(warm_up)
+        after, exposed_after_s = run(warm_up + steps)
+    worker_steps = count * steps
+    return Paced(
+        step_s=(learners.ended_s[-1] - learners.ended_s[warm_up - 1]) / steps,
+        exposed_s=(exposed_after_s - exposed_before_s) / worker_steps,
+        sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
+        messages=(after.messages - before.messages) / worker_steps,
+    )

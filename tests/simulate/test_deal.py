@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from thinwire.simulate.deal import Cut, Deal, in_streams, in_turn
+
+
+@pytest.mark.parametrize("cut", [in_turn, in_streams])
+def test_nobody_comes_and_nobody_goes(cut: Cut) -> None:
+    deal = Deal(12, cut(np.arange(12), 3, 2), 2, cut)
+    for rank in range(3):
+        while deal.draw(rank) is not None:
+            deal.trained(rank)
+    account = deal.account()
+    assert (account.once, account.more, account.never, account.given_back) == (12, 0, 0, 0)
+
+
+@pytest.mark.parametrize("after", [2, 4])
+def test_what_was_drawn_and_not_trained_is_dealt_again(after: int) -> None:
+    deal = Deal(24, in_turn(np.arange(24), 3, 2), 2, in_turn)
+    for rank in range(3):
+        deal.draw(rank)
+        deal.trained(rank)
+    deal.draw(0)
+    deal.draw(1)
+    deal.again(after)
+    for rank in range(after):
+        while deal.draw(rank) is not None:
+            deal.trained(rank)
+    account = deal.account()
+    assert account.given_back == 4
+    assert (account.more, account.never) == (0, 18 % after)
+    assert account.once == 24 - account.never
+    assert "4 dealt again" in str(account)
+
+
+def test_streams_stay_contiguous_after_a_change() -> None:
+    deal = Deal(12, in_streams(np.arange(12), 2, 1), 1, in_streams)
+    for rank in range(2):
+        deal.draw(rank)
+        deal.trained(rank)
+    deal.again(1)
+    read = []
+    while (batch := deal.draw(0)) is not None:
+        read += batch.tolist()
+        deal.trained(0)
+    assert read == [1, 2, 3, 4, 5, 7, 8, 9, 10, 11]

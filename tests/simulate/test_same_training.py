@@ -1,0 +1,64 @@
+"""The simulator trains what real workers train."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from tests.contract.table import STRATEGIES
+from tests.simulate.toys import Elastic, EveryFew, Gossip, TreeTopK
+from tests.simulate.training import for_real, on_the_clock, weights
+from tests.worlds import run_threads
+from thinwire.strategies.base import Strategy
+
+TOYS: list[Strategy] = [Gossip(), TreeTopK(), EveryFew()]
+"""Without those whose result depends on who comes first."""
+
+
+def worst(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> float:
+    """The largest difference of a tensor, relative to its norm."""
+    pairs = [(a, b) for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)]
+    return max(float((a - b).norm() / b.norm()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("strategy", [*STRATEGIES, *TOYS], ids=repr)
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
+    start = weights()
+    real = run_threads(
+        world_size, lambda wire: for_real(strategy, wire, wire.rank, world_size, start, dropout=False)
+    )
+    alone, _ = on_the_clock(strategy, world_size, start, dropout=False, batched=False)
+    assert all(torch.equal(a, b) for x, y in zip(alone, real, strict=True) for a, b in zip(x, y, strict=True))
+
+
+@pytest.mark.parametrize("strategy", [tw.AllReduce(), Gossip()], ids=repr)
+def test_batched_replicas_learn_the_same_from_the_same_random_numbers(strategy: Strategy) -> None:
+    start = weights()
+    alone, _ = on_the_clock(strategy, 4, start, dropout=True, batched=False)
+    together, _ = on_the_clock(strategy, 4, start, dropout=True, batched=True)
+    assert worst(together, alone) < 1e-9
+
+
+def test_dropout_drops() -> None:
+    start = weights()
+    with_it, _ = on_the_clock(Gossip(), 2, start, dropout=True, batched=True)
+    without, _ = on_the_clock(Gossip(), 2, start, dropout=False, batched=True)
+    assert worst(without, with_it) > 1e-3
+
+
+def test_a_server_lets_a_slow_worker_be_slow() -> None:
+    start = weights()
+    _, equal = on_the_clock(Elastic(), 3, start, dropout=False, batched=True)
+    _, unequal = on_the_clock(Elastic(), 3, start, dropout=False, batched=True, slow=("2=0.5",))
+    assert unequal.stats(1).exposed_s < 0.1 * unequal.clock.now_s
+    assert unequal.clock.now_s == pytest.approx(2 * equal.clock.now_s, rel=0.1)
+
+
+def test_late_gossip_hides_a_slow_step() -> None:
+    start = weights()
+    _, strict = on_the_clock(Gossip(), 4, start, dropout=False, batched=True)
+    _, late = on_the_clock(Gossip(late=2), 4, start, dropout=False, batched=True)
+    assert late.clock.now_s <= strict.clock.now_s
