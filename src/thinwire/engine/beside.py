@@ -6,18 +6,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from thinwire.engine.driver import ProgressThread, Task
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Wire
 
 
 class Beside:
     """A lane and a thread of its own, so that it holds up no strategy and no strategy it."""
 
-    def __init__(
-        self, wire: Wire, name: str, wait: Callable[[Work], None], settle: Callable[[], None]
-    ) -> None:
+    def __init__(self, wire: Wire, name: str, settle: Callable[[], None]) -> None:
         self.wire = wire
-        self.wait = wait
-        """Wait in the training thread, which is exposed time; a peer that is gone or late is raised."""
         self.settle = settle
         """Called where everything under way has to end: before a save, at `detach`."""
         self._name = name

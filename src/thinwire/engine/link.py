@@ -152,7 +152,7 @@ class Link:
         """A lane and a thread for something else that talks beside training; made by all workers at the same
         point, and ended with the link. `settle` finishes what it has under way; its traffic is in `stats`."""
         lane = self._engine.lane(f"{name} {len(self._besides)}")
-        self._besides.append(Beside(lane, name, self._wait, settle))
+        self._besides.append(Beside(lane, name, settle))
         return self._besides[-1]
 
     def gather_texts(self, text: str) -> list[str]:
