@@ -16,20 +16,23 @@ from thinwire.recipes.joined import Peers
 
 
 def hold(data: Data, rank: int, world_size: int) -> Data:
-    """`data` with a copy of one worker's block of the training samples, so that the rest can be forgotten.
+    """`data` with a copy of one worker's block of the training samples, so that the rest can be forgotten."""
+    block = block_of(data, rank, world_size)
+    tensors = tensors_of(data.train)
+    own = {name: tensor[block.start : block.stop].clone() for name, tensor in tensors.items()}
+    samples: Any = data.train
+    return replace(data, train=replace(samples, **own))
 
-    Blocks are of equal size, give or take one sample, and in the order of the data.
-    """
+
+def block_of(data: Data, rank: int, world_size: int) -> range:
+    """The samples that a worker holds at first: blocks in the order of the data, equal but for one."""
     if data.order == "streams":
         raise SettingError(
             "shuffle must be 'dealt' for a text that is read in streams: its pieces stand in order",
             hint="leave --shuffle out, or train text-transformer",
         )
     count = len(data.train)
-    block = slice(rank * count // world_size, (rank + 1) * count // world_size)
-    own = {name: tensor[block].clone() for name, tensor in tensors_of(data.train).items()}
-    samples: Any = data.train
-    return replace(data, train=replace(samples, **own))
+    return range(rank * count // world_size, (rank + 1) * count // world_size)
 
 
 def tensors_of(samples: Samples) -> dict[str, Tensor]:
