@@ -153,21 +153,21 @@ def test_a_cut_without_an_end_is_refused(tmp_path: Path) -> None:
 
 def test_samples_that_travel_make_up_for_shards_sorted_by_class(tmp_path: Path) -> None:
     """Workers that never talk know only what they have seen."""
-    by_class, settings = sorted_by_class(RECIPE), config(strategy="silent", epochs=3)
+    by_class, settings = sorted_by_class(RECIPE), config(strategy="silent", epochs=2, batch_size=16)
     own, ring = (
         run(tmp_path / shuffle, replace(settings, shuffle=shuffle), recipe=by_class)
         for shuffle in ("own", "ring")
     )
     assert own.summary.value is not None
     assert ring.summary.value is not None
-    assert own.summary.value < 0.4 < 0.7 < ring.summary.value
+    assert own.summary.value < 0.4 < 0.6 < ring.summary.value
     for simulated in (own, ring):
-        for epoch in range(3):
+        for epoch in range(2):
             assert "1437 samples: 1436 trained once, 0 more often, 1 never" in simulated.accounts[epoch]
     assert own.summary.sent_bytes == 0
     # three of four samples, of 64 bytes and a label of 8, travel once in an epoch
-    assert ring.summary.sent_bytes == pytest.approx(3 * 3 / 4 * 1436 * 72, rel=0.01)
-    assert ring.summary.messages == 3 * 12 * 4
+    assert ring.summary.sent_bytes == pytest.approx(2 * 3 / 4 * 1436 * 72, rel=0.01)
+    assert ring.summary.messages == 2 * 23 * 4
     assert ring.summary.train_s == pytest.approx(own.summary.train_s, rel=0.01)
 
 
@@ -177,7 +177,7 @@ def test_a_slow_path_is_waited_for_by_samples_too(tmp_path: Path) -> None:
     simulated = simulate(
         RECIPE, settings, Cluster(description=description, latency_s=0.001, compute_s=0.1), tmp_path
     )
-    assert simulated.summary.train_s == pytest.approx(12 * 0.138 + 0.1, rel=0.1)
+    assert 12 * 0.138 < simulated.summary.train_s < 1.4 * 12 * 0.138  # not 12 * 0.1
     assert simulated.summary.exposed_share > 0.2
 
 
