@@ -32,10 +32,11 @@ class Task:
     def key(self) -> tuple[object, ...]:
         """What makes it another run than others."""
         config = self.config
-        return (config.recipe, self.strategy, config.workers, config.batch_size, config.epochs, config.seed)
+        sizes = (config.workers, config.batch_size, config.epochs, config.seed)
+        return (config.recipe, self.strategy, config.shuffle, *sizes)
 
     def __str__(self) -> str:
-        return f"{self.config.recipe}, {self.strategy}, seed {self.config.seed}"
+        return f"{self.config.recipe}, {self.strategy}, {self.config.shuffle}, seed {self.config.seed}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,10 +60,12 @@ class Run:
     distance: float
     batched: bool
     wall_s: float
+    shuffle: str = "dealt"
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (self.recipe, self.strategy, self.workers, self.batch_size, self.epochs, self.seed)
+        sizes = (self.workers, self.batch_size, self.epochs, self.seed)
+        return (self.recipe, self.strategy, self.shuffle, *sizes)
 
 
 def train(task: Task) -> Run:
@@ -95,4 +98,5 @@ def train(task: Task) -> Run:
         distance=simulated.distance,
         batched=simulated.batched,
         wall_s=time.monotonic() - began_s,
+        shuffle=config.shuffle,
     )
