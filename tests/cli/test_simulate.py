@@ -26,7 +26,7 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ["3", "all-reduce:overlap=none"],
     ]
     assert "epoch 1: 1437 samples" in told
-    folders = sorted(path.name for path in out.iterdir() if path.is_dir())
+    folders = sorted(path.name for path in out.iterdir() if (path / "events").is_dir())
     assert folders == ["all-reduce-overlap=none-2", "all-reduce-overlap=none-3", "silent-2", "silent-3"]
     kept = json.loads((out / "silent-2" / "config.json").read_text())["config"]
     assert kept["clock"] == "virtual"

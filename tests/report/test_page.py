@@ -150,6 +150,16 @@ def test_a_benchmark_of_one_size_over_loopback(tmp_path: Path) -> None:
     assert sections(page) == ["run", "numbers", "plots", "steps", "data"]
 
 
+def test_simulations_are_compared_by_epoch_and_by_how_far_replicas_are_apart(tmp_path: Path) -> None:
+    for strategy in ("all-reduce", "silent"):
+        make_run(tmp_path / strategy, strategy=strategy, more={"clock": "virtual"})
+    page = page_of(tmp_path)
+    assert "Test accuracy against virtual seconds" in page.text
+    assert "Test accuracy against epochs" in page.text
+    assert "How far replicas are apart" in page.text
+    assert (tmp_path / "plots" / "distance-digits-cnn.svg").exists()
+
+
 def test_a_thousand_workers_do_not_make_a_thousand_rows(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", speeds=[1.0] * 99 + [0.25], steps=10, end="not"))
     assert page.tags["tr"] == 1 + 24

@@ -8,14 +8,16 @@ from typing import Annotated
 
 import typer
 
+from thinwire.cli.output import note
 from thinwire.cli.run import empty_folder
-from thinwire.cli.simulated import as_plain, draw, play, play_sizes, sizes_table, table
-from thinwire.errors import SettingError, check
+from thinwire.cli.simulated import as_plain, play, play_sizes, sizes_table, table
+from thinwire.errors import MissingExtra, SettingError, check
 from thinwire.hosts.description import Description, describe
 from thinwire.hosts.durations import parse_duration
 from thinwire.lab.nets import parse_net
 from thinwire.recipes import registry
 from thinwire.recipes.config import Choices, resolve
+from thinwire.report.write import write_report
 from thinwire.strategies import registry as strategies
 
 DEFAULT_STRATEGIES = ("silent", "all-reduce")
@@ -148,10 +150,12 @@ def simulate(
     }
     folder = empty_folder(out, f"simulate-{recipe}")
     results = [play(config, clusters[config.workers], text, folder) for text, config in configs]
-    draw(folder)
     typer.echo(json.dumps([as_plain(r) for r in results]) if as_json else table(results))
-    if not as_json:
-        typer.echo(f"\nresults in {folder}; `thinwire report {folder}` draws them")
+    note(f"results in {folder}")
+    try:
+        note(f"page with plots: {write_report(folder).page}")
+    except MissingExtra as missing:
+        note(f"no page was made: {missing.message} ({missing.hint})")
 
 
 def parse_workers(text: str) -> list[int]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.cli.output import note
-from thinwire.errors import MissingExtra
 from thinwire.events import Event, Progress, plain
 from thinwire.hosts.description import Description
 from thinwire.lab.nets import Net
@@ -60,9 +59,16 @@ def play(config: RunConfig, cluster: Cluster, strategy: str, folder: Path) -> Pl
             )
 
     simulated = simulate(registry.get(config.recipe), config, cluster, own, watch)
-    for words in (*simulated.happened, *_accounts(simulated)):
+    for words in (*simulated.happened, *_missed(simulated, cluster), *_accounts(simulated)):
         note(f"  {words}")
     return Played(strategy, simulated, time.monotonic() - began_s, own)
+
+
+def _missed(simulated: Simulated, cluster: Cluster) -> list[str]:
+    """Faults for which the run was too short."""
+    faults = [str(fault) for fault in cluster.description.faults]
+    happened = {words.partition("s: ")[2] for words in simulated.happened}
+    return [f"{fault}: the run ended before that" for fault in faults if fault not in happened]
 
 
 def _accounts(simulated: Simulated) -> list[str]:
@@ -158,13 +164,3 @@ def aligned(rows: list[list[str]]) -> str:
         ).rstrip()
         for row in rows
     )
-
-
-def draw(folder: Path) -> None:
-    """The curves of all that was played, where matplotlib is installed."""
-    from thinwire.cli import curves
-
-    try:
-        curves.draw(folder)
-    except MissingExtra as error:
-        note(f"no plots: {error.message}; {error.hint}")

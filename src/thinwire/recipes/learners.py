@@ -121,14 +121,8 @@ class RecipeLearners:
         self.plan = self._plan()
         model = training.model().to(device)
         seeds = [seed_of(config.seed, host) for host in self.hosts]
-        with torch.random.fork_rng(devices=[]):
-            inputs, _ = data.train.take(np.arange(config.batch_size))
-        self.replicas = Replicas(
-            model,
-            self._loss,
-            seeds,
-            batched=worth_batching(inputs.to(device)) if batched is None else batched,
-        )
+        batched = worth_batching(self._example()[0]) if batched is None else batched
+        self.replicas = Replicas(model, self._loss, seeds, batched=batched)
         self.learners = [RecipeLearner(host, self) for host in self.hosts]
         self.deal = self._deal()
 
@@ -214,11 +208,17 @@ class RecipeLearners:
         """Seconds that one replica takes here for a step, on a copy that is thrown away."""
         model = deepcopy(self.replicas.model(0))
         optimizer = self.training.optimizer(model, self.plan)
+        inputs, targets = self._example()
         with torch.random.fork_rng(devices=[]):
-            inputs, targets = self.data.train.take(np.arange(self.config.batch_size))
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            times = [self._timed(model, optimizer, inputs, targets) for _ in range(repeats)]
-        return median(times)
+            return median(self._timed(model, optimizer, inputs, targets) for _ in range(repeats))
+
+    def _example(self) -> tuple[Tensor, Tensor]:
+        """A batch of the usual size."""
+        with torch.random.fork_rng(devices=[]):
+            inputs, targets = self.data.train.take(
+                np.arange(min(self.config.batch_size, len(self.data.train)))
+            )
+        return inputs.to(self.device), targets.to(self.device)
 
     def _timed(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> float:
         begin_s = time.perf_counter()

@@ -188,7 +188,9 @@ class Replicas:
         (inputs, targets), slot.asked = slot.asked, None
         for parameter in slot.parameters:
             parameter.grad = None
-        with self.random(index), self._random_on_device(index):
+        with self.random(index):
+            if self._device.type == "cuda":  # its numbers follow from the replica's own on the CPU
+                torch.cuda.manual_seed(int(torch.randint(2**62, ())))
             loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
             loss.backward()
         slot.loss = loss.item()
@@ -230,13 +232,6 @@ class Replicas:
             slot.carried = tuple(part[place] for part in carry) or None
             for parameter, rows_of in zip(slot.parameters, split, strict=True):
                 parameter.grad = rows_of[place] if rows_of else None
-
-    @contextmanager
-    def _random_on_device(self, index: int) -> Iterator[None]:
-        """On a GPU each replica's numbers follow from its generator on the CPU."""
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-        yield
 
     # -- all together -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim import SGD
 
-from thinwire.engine.pieces import PROFILED_PASSES
+from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session
@@ -122,7 +122,8 @@ def pace(
 ) -> Paced:
     """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
     check(steps >= 1, "steps", "at least 1", steps)
-    warm_up = PROFILED_PASSES[-1] + 2 if strategy.overlap == "forward" else 2
+    # the order of pieces is as good as it gets once it was agreed on for the second time
+    warm_up = 2 * FIRST_AGREEMENT + 1 if strategy.overlap == "forward" else 2
     count = len(network.description.hosts)
     learners = _Learners(shapes, count)
     with _uncollected():
