@@ -4,8 +4,9 @@
 
 Accuracy: a small network under gossip (dissemination with rotation, averaging before the update), eight
 workers in one process, on MNIST in shards sorted by class. Which samples are in whose batch comes from the
-real ring, run in threads. Cost: two processes over Gloo, an emulated accelerator of 60 ms per step, batches
-of 128 CIFAR images, turns with the ring and turns without it in alternation.
+real ring, run in threads. (Whole recipes on such shards, with any strategy: benchmarks.fidelity.)
+Cost: two processes over Gloo, an emulated accelerator of 60 ms per step, batches of 128 CIFAR images, epochs
+of 50 steps with the ring and without it in alternation.
 """
 
 from __future__ import annotations
@@ -155,7 +156,7 @@ def accuracies(folder: Path, seeds: range) -> dict[str, list[float]]:
 
 def measure(num_turns: int) -> list[dict[str, list[float]]]:
     """Seconds and processor seconds per step, each without and with the ring, by turn; of one worker."""
-    num_steps, batch_size = 25, 128
+    num_steps, batch_size = 50, 128
     images = torch.randint(0, 256, (num_steps * batch_size, 32, 32, 3), dtype=torch.uint8)
     labels = torch.randint(0, 10, (len(images),))
     model = Emulated.parse(NET)

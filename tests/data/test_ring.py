@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 import thinwire as tw
-from tests.data.linked import run_linked
+from tests.data.linked import run_linked, with_link
+from tests.worlds import run_threads
 from thinwire.data import ShuffleRing, ring
 from thinwire.data.ring import Remainder
 from thinwire.errors import DataError, PeerDiffers, PeerLost, SettingError, UsageError
+from thinwire.wire.base import Wire
 
 WORLDS = [
     pytest.param([24], id="1"),
@@ -189,6 +191,34 @@ def test_resumed_is_as_if_never_stopped(counts: list[int]) -> None:
         assert after[rank][1] == labels
 
 
+def test_resized_twice_in_an_epoch() -> None:
+    def used_of(held: Held) -> list[int]:
+        return [n for batch in islice(held.ring.batches(4), 1) for n in held.check(batch)]
+
+    def first(link: tw.Link) -> tuple[list[int], dict[str, object]]:
+        held = Held(link, [20, 24, 16])
+        return used_of(held), held.ring.state_dict()
+
+    before = run_linked(3, first)
+
+    def second(link: tw.Link) -> tuple[list[int], dict[str, object]]:
+        held = Held(link, [30, 30])
+        held.ring.resize([state for _, state in before])
+        return used_of(held), held.ring.state_dict()
+
+    between = run_linked(2, second)
+
+    def third(link: tw.Link) -> tuple[list[int], list[int]]:
+        held = Held(link, [60])
+        held.ring.resize([state for _, state in between])
+        return held.go(1, 4)[0], held.labels.tolist()
+
+    [(used, labels)] = run_linked(1, third)
+    assert sorted(labels) == list(range(60))
+    used += [n for some, _ in [*before, *between] for n in some]
+    assert sorted(used) == list(range(60))
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_resumed_by_another_number_of_workers_uses_what_is_left(world_size: int) -> None:
     def stopped(link: tw.Link) -> tuple[list[int], dict[str, object]]:
@@ -302,6 +332,16 @@ def test_wrong_settings_and_states_are_refused() -> None:
             shuffle.resize([saved, saved])
 
     run_linked(1, work)
+
+
+def test_a_ring_ends_with_its_link() -> None:
+    def work(wire: Wire) -> None:
+        rings: list[ShuffleRing] = []
+        with_link(lambda link: rings.append(ShuffleRing(torch.zeros(8), link=link)), wire)
+        with pytest.raises(UsageError, match="the link was detached\nhint: do it inside `with attach"):
+            next(rings[0].batches(2))
+
+    run_threads(2, work)
 
 
 def test_workers_that_differ_are_told_apart() -> None:

@@ -157,6 +157,8 @@ class Link:
 
     def gather_texts(self, text: str) -> list[str]:
         """Every worker's text, in order of rank; called by all workers."""
+        if not self._attached:
+            raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
         return replicas.gather_texts(text, self._engine, self._wait)
 
     # -- what users steer -------------------------------------------------------------------------
