@@ -2,6 +2,7 @@
 
     python -m benchmarks.fidelity --data DIR --recipes cifar-resnet20,mnist-cnn,ptb-lstm --seeds 0,1,2
     python -m benchmarks.fidelity --data DIR --recipes ptb-lstm --seeds 2 --resume FILE
+    python -m benchmarks.fidelity --data DIR --recipes benchmarks.sorted_recipes:mnist --shuffles own,ring
     python -m benchmarks.fidelity --quick      digits-cnn on a CPU, half a minute; shows that it works
 
 Every strategy gets the same recipe, epochs, batches, schedule and seeds; only what travels differs.
@@ -23,6 +24,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -66,32 +68,38 @@ def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadl
             _note(f"left out: {name}: {error.message}")
             continue
         size = arguments.batch_size or recipe.batch_size
-        for text in arguments.strategies.split(","):
+        ways = [
+            (text, shuffle)
+            for text in arguments.strategies.split(",")
+            # exact SGD learns from everybody's samples in every step, wherever they are
+            for shuffle in (["dealt"] if text == EXACT else arguments.shuffles.split(","))
+        ]
+        for (text, shuffle), seed in product(ways, map(int, arguments.seeds.split(","))):
             strategy, settings = strategies.parse(text)
-            for seed in map(int, arguments.seeds.split(",")):
-                choices = Choices(
-                    strategy=strategy,
-                    settings=settings,
-                    workers=arguments.workers,
-                    epochs=arguments.epochs,
-                    batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
-                    seed=seed,
-                    data=data,
-                    device=arguments.device,
+            choices = Choices(
+                strategy=strategy,
+                settings=settings,
+                workers=arguments.workers,
+                epochs=arguments.epochs,
+                batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
+                seed=seed,
+                data=data,
+                device=arguments.device,
+                shuffle=shuffle,
+            )
+            config = resolve(name, recipe, choices)
+            folder = scratch / f"run-{len(found)}"
+            folder.mkdir()
+            found.append(
+                Task(
+                    strategy=text,
+                    slow=arguments.slow,
+                    config=config,
+                    cluster=cluster,
+                    folder=folder,
+                    deadline_s=deadline_s,
                 )
-                folder = scratch / f"run-{len(found)}"
-                folder.mkdir()
-                config = resolve(name, recipe, choices)
-                found.append(
-                    Task(
-                        strategy=text,
-                        slow=arguments.slow,
-                        config=config,
-                        cluster=cluster,
-                        folder=folder,
-                        deadline_s=deadline_s,
-                    )
-                )
+            )
     return sorted(found, key=lambda task: task.strategy != EXACT)
 
 
@@ -102,18 +110,20 @@ HEAD = (
 
 
 def rows(runs: Sequence[Run]) -> list[str]:
-    """A line for each recipe and strategy."""
+    """A line for each recipe, strategy and way to shuffle."""
     lines = []
-    for recipe, strategy, slow in dict.fromkeys((run.recipe, run.strategy, run.slow) for run in runs):
-        own = [run for run in runs if (run.recipe, run.strategy, run.slow) == (recipe, strategy, slow)]
+    for kind in dict.fromkeys(run.kind for run in runs):
+        recipe, strategy, shuffle, slow = kind
+        own = [run for run in runs if run.kind == kind]
         exact = [run for run in runs if (run.recipe, run.strategy) == (recipe, EXACT)]
         values, exact_values = _values(own), _values(exact)
         scale = 100.0 if own[0].metric == "accuracy" else 1.0
         mean = statistics.mean(values) * scale if values else float("nan")
         spread = f"{min(values) * scale:.2f} to {max(values) * scale:.2f}" if values else "-"
         against = mean - statistics.mean(exact_values) * scale if exact_values else float("nan")
-        named = f"{strategy}, {slow}" if slow else strategy
-        cells = [recipe, named, str(own[0].workers), str(own[0].epochs)]
+        name = strategy if shuffle == "dealt" else f"{strategy}, shuffle {shuffle}"
+        name += f", host {slow}" if slow else ""
+        cells = [recipe, name, str(own[0].workers), str(own[0].epochs)]
         cells += [f"{own[0].metric} {mean:.2f} ({len(values)})", spread, f"{against:+.2f}"]
         cells += [f"{statistics.mean(run.virtual_s for run in own):.4g}"]
         cells += [f"{own[0].sent_bytes_per_step / 1e6:.3f}", f"{own[0].distance:.2g}"]
@@ -217,6 +227,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         default=",".join([*strategies.names(), *VARIANTS]),
         help="comma-separated, as all-reduce:overlap=none (all)",
     )
+    parser.add_argument("--shuffles", default="dealt", help="comma-separated: dealt, own, ring (dealt)")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (0,1,2)")
     parser.add_argument("--epochs", type=int, help="of every recipe (each its own)")

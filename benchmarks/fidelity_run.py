@@ -34,11 +34,11 @@ class Task:
     def key(self) -> tuple[object, ...]:
         """What makes it another run than others."""
         config = self.config
-        sizes = (config.workers, config.batch_size, config.epochs)
-        return (config.recipe, self.strategy, self.slow, *sizes, config.seed)
+        sizes = (config.workers, config.batch_size, config.epochs, config.seed)
+        return (config.recipe, self.strategy, config.shuffle, self.slow, *sizes)
 
     def __str__(self) -> str:
-        return f"{self.config.recipe}, {self.strategy}, seed {self.config.seed}"
+        return f"{self.config.recipe}, {self.strategy}, {self.config.shuffle}, seed {self.config.seed}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,13 +63,16 @@ class Run:
     distance: float
     batched: bool
     wall_s: float
+    shuffle: str = "dealt"
+
+    @property
+    def kind(self) -> tuple[str, str, str, str]:
+        """What it has in common with runs of other seeds."""
+        return (self.recipe, self.strategy, self.shuffle, self.slow)
 
     @property
     def key(self) -> tuple[object, ...]:
-        return (
-            *(self.recipe, self.strategy, self.slow),
-            *(self.workers, self.batch_size, self.epochs, self.seed),
-        )
+        return (*self.kind, self.workers, self.batch_size, self.epochs, self.seed)
 
 
 def train(task: Task) -> Run:
@@ -103,4 +106,5 @@ def train(task: Task) -> Run:
         distance=simulated.distance,
         batched=simulated.batched,
         wall_s=time.monotonic() - began_s,
+        shuffle=config.shuffle,
     )

@@ -1,5 +1,6 @@
 """Train PyTorch models on machines joined by ordinary networks."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from thinwire.strategies.gossip_grad import GossipGraD
 from thinwire.strategies.silent import Silent
 
 if TYPE_CHECKING:
+    from thinwire import data
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
@@ -22,12 +24,13 @@ __all__ = [
     "Stats",
     "__version__",
     "attach",
+    "data",
     "errors",
 ]
 
 __version__ = version("thinwire")
 
-# What needs torch is imported on first use: `thinwire --help` must not wait for it.
+# What needs torch or numpy is imported on first use: `thinwire --help` must not wait for it.
 _LAZY = {
     "Checkpoint": "thinwire.engine.checkpoint",
     "Link": "thinwire.engine.link",
@@ -38,7 +41,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from importlib import import_module
-
         return getattr(import_module(_LAZY[name]), name)
+    if name == "data":
+        return import_module("thinwire.data")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

@@ -34,6 +34,18 @@ def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
     assert all(torch.equal(a, b) for x, y in zip(alone, real, strict=True) for a, b in zip(x, y, strict=True))
 
 
+@pytest.mark.parametrize("shuffle", ["own", "ring"])
+def test_the_same_samples_as_in_threads(shuffle: str) -> None:
+    start = weights()
+    real = run_threads(
+        3, lambda wire: for_real(Gossip(), wire, wire.rank, 3, start, dropout=False, shuffle=shuffle)
+    )
+    ours, _ = on_the_clock(Gossip(), 3, start, dropout=False, batched=False, shuffle=shuffle)
+    assert all(torch.equal(a, b) for x, y in zip(ours, real, strict=True) for a, b in zip(x, y, strict=True))
+    others, _ = on_the_clock(Gossip(), 3, start, dropout=False, batched=False)
+    assert worst(others, ours) > 1e-3
+
+
 @pytest.mark.parametrize("strategy", [tw.AllReduce(), Gossip()], ids=repr)
 def test_batched_replicas_learn_the_same_from_the_same_random_numbers(strategy: Strategy) -> None:
     start = weights()

@@ -77,6 +77,9 @@ def simulate(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, shuffling, dropout and jitter.")] = 0,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the recipe's data.")] = None,
+    shuffle: Annotated[
+        str, typer.Option(help="dealt: all workers have all data; own: each keeps a part; ring: parts mix.")
+    ] = "dealt",
     device: Annotated[str, typer.Option(help="auto, cpu or cuda; auto: cuda if there is one.")] = "auto",
     emulate: Annotated[
         str | None,
@@ -125,6 +128,7 @@ def simulate(
                     seed=seed,
                     data=data,
                     device=device,
+                    shuffle=shuffle,
                 ),
             ),
         )

@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thinwire.data import Shards, Streams
+from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.events import Evaluated, Record, RunEnded, Summary
 from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.devices import choose_device
+from thinwire.recipes.held import hold, ring_of
 from thinwire.recipes.joined import Join, Joined, Peers, join_by
 from thinwire.recipes.keep import Carry, Course, keep
 from thinwire.recipes.meter import Meter
@@ -65,7 +66,9 @@ def train(
     training = recipe.training()
     with device:  # the data is small: its tensors are made where they are used
         data = training.data(config.data_folder)
-    shards = shards_of(data, config, worker)
+    shards: Shards | Streams | ShuffleRing = shards_of(data, config, worker)
+    if config.shuffle != "dealt":
+        data = hold(data, worker.rank, worker.world_size)
     num_steps = config.epochs * shards.num_batches(config.batch_size)
     plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
     model = training.model().to(device)
@@ -78,6 +81,8 @@ def train(
     ):
         seed_apart(config.seed, worker.rank)
         peers = joined.peers
+        if config.shuffle == "ring":
+            shards = ring_of(data, config, peers)
         meter = Meter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: peers.stats, emit=emit
         )
@@ -141,6 +146,8 @@ def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams
     count, rank, world_size = len(data.train), worker.rank, worker.world_size
     if data.order == "streams":
         return Streams(num_samples=count, rank=rank, world_size=world_size)
+    if config.shuffle != "dealt":  # the worker's own part, shuffled by itself
+        return Shards(num_samples=count // world_size, seed=config.seed)
     return Shards(num_samples=count, rank=rank, world_size=world_size, seed=config.seed)
 
 

@@ -19,9 +19,10 @@ from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.worker import VirtualWorker, Ways
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
+from thinwire.wire.base import Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +50,15 @@ class _Learner:
         self._host = host
         self._all = all_of_them
         self._steps = 0
+
+    def joined(self, worker: VirtualWorker) -> None:
+        pass
+
+    def fetching(self) -> Iterator[Work]:
+        return iter(())
+
+    def settling(self) -> Iterator[Work]:
+        return iter(())
 
     def draw(self) -> bool:
         return True

@@ -42,6 +42,18 @@ class Learner(Protocol):
     @property
     def clip_norm(self) -> float | None: ...
 
+    def joined(self, worker: VirtualWorker) -> None:
+        """This worker trains it from now on."""
+        ...
+
+    def fetching(self) -> Iterator[Work]:
+        """Wait for those samples of the next batch that other workers send."""
+        ...
+
+    def settling(self) -> Iterator[Work]:
+        """Wait for everything that other workers have sent on its way."""
+        ...
+
     def draw(self) -> bool:
         """Take the next batch; False when there is none left."""
         ...
@@ -98,14 +110,14 @@ class VirtualWorker:
         self._driver = Driver(stage.clock.soon)
         self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
-        engine = MeteredWire(wire.lane("engine"), self._engine_meter)
+        self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         named = [(name, p) for name, p in learner.model.named_parameters() if p.requires_grad]
         bucket_bytes = stage.ways.bucket_bytes
         if bucket_bytes is None:
             bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, wire.world_size)
         self._buckets = with_companions(make_buckets(named, bucket_bytes), learner.optimizer)
         self._timetable = _timetable([(name, p.numel()) for name, p in named], self._buckets, stage.ways)
-        self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", engine)
+        self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", self._engine)
         self.state = strategy.init(self._buckets, self._wire)
         self._reducer: Reducer | Deferred
         if strategy.overlap == "forward":
@@ -129,6 +141,7 @@ class VirtualWorker:
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self.state, self._wire), "serve")
+        learner.joined(self)
 
     @property
     def traffic(self) -> Traffic:
@@ -141,6 +154,10 @@ class VirtualWorker:
     @property
     def instruments(self) -> Mapping[str, float]:
         return self._strategy.instruments(self.state)
+
+    def beside(self, name: str) -> tuple[Wire, Callable[[Coroutine[Any, Any, None]], Task]]:
+        """A lane, and what drives coroutines on it, for what else is sent beside training."""
+        return self._engine.lane(name), lambda coroutine: self._start(coroutine, name)
 
     def resume(self, saved: list[Any]) -> None:
         """Go on with this worker's share of the states that other workers had."""
@@ -163,6 +180,7 @@ class VirtualWorker:
         """Whether there was a batch."""
         if self._pace.stopped_until_s > self._clock.now_s:
             await self._clock.sleep(self._pace.stopped_until_s - self._clock.now_s)
+        await self._await_all(self._learner.fetching())
         if not self._learner.draw():
             return False
         self._slower = self._pace.draw()
@@ -218,6 +236,7 @@ class VirtualWorker:
         if isinstance(self._reducer, Deferred):
             yield from self._reducer.needing(range(len(self._buckets)))
         yield from self._mixer.finishing()
+        yield from self._learner.settling()
 
     # -- what the reducer asks (its Launcher) -------------------------------------------------------
 
