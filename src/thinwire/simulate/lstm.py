@@ -33,7 +33,7 @@ class _Cell(torch.autograd.Function):
 
 
 def _fused(gates: Tensor, more_gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    hidden, after, _ = torch._thnn_fused_lstm_cell(gates, more_gates, cell)  # type: ignore[attr-defined]
+    hidden, after, _ = torch.ops.aten._thnn_fused_lstm_cell(gates, more_gates, cell)
     return hidden, after
 
 
