@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.simulate.lstm import OwnLSTM
-from thinwire.simulate.replicas import Carried, Model, Replicas
+from thinwire.simulate.mapped import Carried, Model
+from thinwire.simulate.replicas import Replicas
 
 REPLICAS = 3
 

@@ -12,20 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from thinwire.simulate.dropout import OwnDropout
-from thinwire.simulate.recording import Recorder
-from thinwire.simulate.stand_ins import with_stand_ins
-
-Carried = tuple[Tensor, ...] | None
-Model = Callable[..., Any]
-Loss = Callable[[Model, Tensor, Tensor, Carried], tuple[Tensor, Carried]]
-"""From a model, inputs, targets and what the last batch has carried over: the loss, and what to carry on."""
+from thinwire.simulate.mapped import Carried, Loss, Mapped, Rows
 
 CHUNK = 64
 """Replicas computed at once at most: all their activations are in memory."""
@@ -68,9 +59,7 @@ class Replicas:
         for index, slot in enumerate(self._slots):
             self._settle_in(slot, index)
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._skeleton = with_stand_ins(deepcopy(model)) if self.batched else model
-        self._dropouts = [m for m in self._skeleton.modules() if isinstance(m, OwnDropout)]
-        self._recorder = Recorder()
+        self._mapped = Mapped(model, loss, self._trainable, self._parameters, self._buffers)
         self._waiting: list[int] = []
 
     def _settle_in(self, slot: _Slot, index: int) -> None:
@@ -203,49 +192,18 @@ class Replicas:
     def _learn_together(self, members: list[int]) -> None:
         slots = [self._slots[index] for index in members]
         asked = [slot.asked for slot in slots if slot.asked is not None]
-        rows: slice | list[int] = members
+        rows: Rows = members
         if members[-1] - members[0] == len(members) - 1:
             rows = slice(members[0], members[-1] + 1)  # a view, no copy
-        for dropout in self._dropouts:
-            dropout.generators = [slot.random for slot in slots]
         inputs = [torch.stack(parts) for parts in zip(*asked, strict=True)]
         inputs += [torch.stack(parts) for parts in zip(*(slot.carried or () for slot in slots), strict=True)]
-        compute = partial(self._compute, rows)
-        if isinstance(rows, slice):
-            outputs = self._recorder.run((rows.start, rows.stop), compute, inputs)
-        else:
-            outputs = compute(inputs)
-        losses, gradients = outputs[0], outputs[1 : 1 + len(self._trainable)]
-        carry = [part for part in outputs[1 + len(self._trainable) :] if part is not None]
-        assert losses is not None
+        losses, gradients, carry = self._mapped.learn(rows, inputs, [slot.random for slot in slots])
         split = [() if g is None else g.unbind() for g in gradients]  # None if forward does not use it
         for place, (slot, loss) in enumerate(zip(slots, losses.tolist(), strict=True)):
             slot.asked, slot.loss = None, loss
             slot.carried = tuple(part[place].clone() for part in carry) or None
             for parameter, rows_of in zip(slot.parameters, split, strict=True):
                 parameter.grad = rows_of[place] if rows_of else None
-
-    def _compute(self, rows: slice | list[int], inputs: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
-        """Losses, gradients and what is carried on, of replicas that are these rows."""
-        parameters = {name: stacked[rows].detach() for name, stacked in self._parameters.items()}
-        learnt = [parameters[name].requires_grad_() for name in self._trainable]
-        buffers = {name: stacked[rows] for name, stacked in self._buffers.items()}
-
-        def one(own: Any, own_buffers: Any, inputs: Tensor, targets: Tensor, carry: Any) -> Any:
-            def model(*args: Any) -> Any:
-                return torch.func.functional_call(self._skeleton, (own, own_buffers), args)
-
-            loss, after = self._loss(model, inputs, targets, carry or None)
-            return loss, after or ()  # vmap takes no None
-
-        losses, carry = torch.func.vmap(one)(parameters, buffers, inputs[0], inputs[1], tuple(inputs[2:]))
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(losses.sum(), learnt, allow_unused=True)
-        if not isinstance(rows, slice):
-            for name, stacked in self._buffers.items():
-                stacked[rows] = buffers[name]
-        # Laid out as the parameters are: else everything done with them takes the long way.
-        even = [None if g is None else g.contiguous() for g in gradients]
-        return (losses.detach(), *even, *carry)
 
     # -- all together -----------------------------------------------------------------------------------
 
