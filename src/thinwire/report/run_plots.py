@@ -72,7 +72,7 @@ def metric_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
         slug("metric", run.recipe),
         f"Test {metric} against {seconds}",
         run.recipe,
-        "On the test data, over all workers." + (" Thin line: the recipe's target." if target else ""),
+        "On the test data, over all workers." + (" Thin line: the target." if target else ""),
     )
     _curves(plot, trainings, curves, looks)
     extra = []
