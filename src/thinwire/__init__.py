@@ -6,7 +6,10 @@ from typing import TYPE_CHECKING, Any
 from thinwire import errors
 from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.gossip_grad import GossipGraD
+from thinwire.strategies.gtopk import GTopK
+from thinwire.strategies.oktopk import OkTopK
 from thinwire.strategies.silent import Silent
+from thinwire.strategies.topk import TopK
 
 if TYPE_CHECKING:
     from thinwire.engine.attach import attach
@@ -16,10 +19,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AllReduce",
     "Checkpoint",
+    "GTopK",
     "GossipGraD",
     "Link",
+    "OkTopK",
     "Silent",
     "Stats",
+    "TopK",
     "__version__",
     "attach",
     "errors",

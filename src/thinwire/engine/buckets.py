@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -78,6 +79,10 @@ class ParameterBucket:
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    def name_at(self, place: int) -> str:
+        ends = accumulate(p.numel() for p in self.parameters)
+        return next(name for name, end in zip(self.names, ends, strict=True) if place < end)
 
     # -- gradients --------------------------------------------------------------------------------
 
