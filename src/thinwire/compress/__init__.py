@@ -1,0 +1,1 @@
+"""Numbers in, payload out: how they look on the wire. Nothing here communicates."""
