@@ -27,7 +27,7 @@ _SLOTS = 16
 
 
 def accumulate_select(
-    gradient: Tensor, residual: Tensor, threshold: float, message: Tensor, layout: SparseLayout
+    gradient: Tensor, residual: Tensor, threshold: Tensor, message: Tensor, layout: SparseLayout
 ) -> None:
     """Add the gradient to the residual and move what is above the threshold to the message."""
     numel = residual.numel()
@@ -35,28 +35,29 @@ def accumulate_select(
     places = residual.new_empty(num_blocks * _BLOCK, dtype=torch.int16)
     counts = residual.new_empty(num_blocks, dtype=torch.int32)
     spoilt = residual.new_zeros(1, dtype=torch.int32)
-    _accumulate[(num_blocks,)](
-        gradient, gradient.stride(0), residual, numel, threshold, places, counts, spoilt, BLOCK=_BLOCK
-    )
-    ends = counts.cumsum(0, dtype=torch.int32)
     value = value_part(message, layout)
     rounded = layout.values == "bf16"
-    _move[(triton.cdiv(num_blocks, _TILE),)](
-        residual,
-        places,
-        counts,
-        ends,
-        num_blocks,
-        spoilt,
-        message,
-        index_part(message, layout),
-        value.view(torch.int16) if rounded else value,
-        layout.capacity,
-        BLOCK=_BLOCK,
-        TILE=_TILE,
-        SLOTS=_SLOTS,
-        ROUNDED=rounded,
-    )
+    with torch.cuda.device_of(residual):  # Triton starts kernels on the current device
+        _accumulate[(num_blocks,)](
+            gradient, gradient.stride(0), residual, numel, threshold, places, counts, spoilt, BLOCK=_BLOCK
+        )
+        ends = counts.cumsum(0, dtype=torch.int32)
+        _move[(triton.cdiv(num_blocks, _TILE),)](
+            residual,
+            places,
+            counts,
+            ends,
+            num_blocks,
+            spoilt,
+            message,
+            index_part(message, layout),
+            value.view(torch.int16) if rounded else value,
+            layout.capacity,
+            BLOCK=_BLOCK,
+            TILE=_TILE,
+            SLOTS=_SLOTS,
+            ROUNDED=rounded,
+        )
 
 
 def _accumulate_kernel(
@@ -78,7 +79,7 @@ def _accumulate_kernel(
     kept += tl.load(gradient + at * stride, mask=inside, other=0.0).to(kept.dtype)
     tl.store(residual + at, kept, mask=inside)
     size = tl.abs(kept)
-    passed = size > threshold
+    passed = size > tl.load(threshold)
     count = tl.sum(passed.to(tl.int32), axis=0)
     tl.store(counts + block, count)
     if count > 0:

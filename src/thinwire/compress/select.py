@@ -42,7 +42,7 @@ _SAMPLE = 1 << 16
 def select_(
     gradient: Tensor,
     residual: Tensor,
-    threshold: float,
+    threshold: float | Tensor,
     message: Tensor,
     layout: SparseLayout,
     *,
@@ -54,14 +54,16 @@ def select_(
     in the residual. Zeros are never selected. A NaN or an infinity raises NumericError and spoils the residual;
     on a GPU the message says so instead, and `read` raises.
     """
-    threshold = ctypes.c_float(threshold).value  # the same for all kernels and dtypes
-    assert 0 <= threshold < math.inf, threshold
     assert gradient.shape == residual.shape == (residual.numel(),), "gradient and residual are flat, of one size"
     assert residual.is_contiguous(), "the residual is contiguous"
     assert 0 < residual.numel() <= LARGEST_INDEX, "indices are int32"
     if kernels := gpu_kernels(residual):
+        if not isinstance(threshold, Tensor):
+            threshold = torch.full((), threshold, device=residual.device)
         kernels.accumulate_select(gradient, residual, threshold, message, layout)
         return
+    threshold = ctypes.c_float(threshold).value  # in float32, whatever the dtype of the residual is
+    assert 0 <= threshold < math.inf, threshold
     index, value = index_part(message, layout), value_part(message, layout)
     exact = value if layout.values == "fp32" else residual.new_empty(layout.capacity)
     if kernels := cpu_kernels(residual):
@@ -104,7 +106,10 @@ def select_largest_(
     *,
     name_at: NameAt | None = None,
 ) -> None:
-    """As `select_`, but exactly the k largest, or all if there are fewer; of equal ones those of lower index."""
+    """As `select_`, but exactly the k largest, or all if there are fewer; of equal ones those of lower index.
+
+    Always raises at once what `select_` on a GPU leaves to `read`.
+    """
     k = min(k, residual.numel())
     assert 1 <= k <= layout.capacity, "a message has room for at least one, and for all that are selected"
     wide = SparseLayout(capacity=max(2 * k, 1024), itemsize=residual.itemsize)
@@ -131,14 +136,17 @@ def _below(gradient: Tensor, residual: Tensor, k: int) -> float:
     sample = magnitudes(gradient, residual, max(1, residual.numel() // _SAMPLE))
     expected = k * sample.numel() / residual.numel()
     rank = math.ceil(1.2 * expected + 4 * math.sqrt(expected))
-    if rank > sample.numel() or not bool(sample.isfinite().all()):
+    if rank > sample.numel():
         return 0.0
     return float(sample.topk(rank, sorted=False).values.min())
 
 
 def magnitudes(gradient: Tensor, residual: Tensor, stride: int, start: int = 0) -> Tensor:
-    """Every `stride`-th magnitude of what the residual will be with the gradient added, in float32."""
-    return (residual[start::stride] + gradient[start::stride]).abs_().float()
+    """Every `stride`-th magnitude of what the residual will be with the gradient added, in float32.
+
+    What is not finite is made so: selecting, which looks at all of them, is what refuses it.
+    """
+    return (residual[start::stride] + gradient[start::stride]).abs_().float().nan_to_num_()
 
 
 def _round_(wire: Tensor, entries: Sparse, residual: Tensor) -> None:
