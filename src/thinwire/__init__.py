@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
+    from thinwire.integrations.ddp import ddp_hook
 
 __all__ = [
     "AllReduce",
@@ -28,6 +29,7 @@ __all__ = [
     "TopK",
     "__version__",
     "attach",
+    "ddp_hook",
     "errors",
 ]
 
@@ -39,6 +41,7 @@ _LAZY = {
     "Link": "thinwire.engine.link",
     "Stats": "thinwire.engine.link",
     "attach": "thinwire.engine.attach",
+    "ddp_hook": "thinwire.integrations.ddp",
 }
 
 

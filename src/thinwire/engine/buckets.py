@@ -129,6 +129,20 @@ class ParameterBucket:
         self._weight.fill_(weight)
         self._uneven.fill_(float(weight != 1.0))
 
+    @torch.no_grad()
+    def fill_(self, gradients: Sequence[Tensor]) -> None:
+        """Fill `gradient` from tensors that are handed in, in the order of `parameters`; all count."""
+        torch._foreach_copy_(self._views, list(gradients))
+        self._weight.fill_(1.0)
+        self._uneven.zero_()
+        self._used.fill_(1.0)
+
+    @torch.no_grad()
+    def empty_into_(self, gradients: Sequence[Tensor]) -> None:
+        """Overwrite tensors that are handed in with the reduced gradients."""
+        self._divide_()
+        torch._foreach_copy_(list(gradients), self._views)
+
     def shadow_(self) -> None:
         """Fill `gradient` for a worker that has nothing to add and does not count."""
         self.gradient.zero_()

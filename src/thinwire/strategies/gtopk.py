@@ -1,4 +1,4 @@
-"""GTopK: pairs of workers merge their largest gradients and keep the largest of them, until all have the same."""
+"""GTopK: workers merge their largest gradients in pairs and keep the largest, until all have the same."""
 
 from __future__ import annotations
 

@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.compress.layout import SparseLayout
+from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.sparse.base import DIVIDE_EVERY, SparseStrategy
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.state import SparseState
-from thinwire.strategies.sparse.turn import Message, Turn, messages
+from thinwire.strategies.sparse.turn import Message, Rows, Turn
 from thinwire.traffic import Round
 from thinwire.wire.base import Wire, take_off
 
@@ -33,71 +33,52 @@ class OkTopK(SparseStrategy):
     """
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        size = wire.world_size
-        to_owner, from_owner = _forms(turn.form, size)
-        parcels, inbox, everyones = (
-            turn.new_words(size * each.num_words) for each in (to_owner, to_owner, from_owner)
-        )
-        sent = [] if turn.is_meta else self._hand_out_(messages(parcels, to_owner), message, turn, state)
-        await wire.all_to_all(parcels, inbox)
+        to_owner, from_owner = _forms(turn.form, wire.world_size)
+        parcels, inbox = Rows.new(turn, to_owner, wire.world_size), Rows.new(turn, to_owner, wire.world_size)
+        sent = None if turn.is_meta else self._deal_(parcels, message, turn, state)
+        await wire.all_to_all(parcels.words, inbox.words)
         await take_off()  # so that buckets go on in their order, whoever finds its parcels there already
-        result = Message(turn.new_words(from_owner.num_words), from_owner)
+        result, results = Rows.new(turn, from_owner, 1), Rows.new(turn, from_owner, wire.world_size)
         if not turn.is_meta:
-            self._add_up_(result, messages(inbox, to_owner), turn)
-        await state.fixed.lane.all_gather(result.words, everyones)
-        if not turn.is_meta:
-            self._take_in(messages(everyones, from_owner), sent, turn, state)
+            self._add_up_(result, inbox, turn)
+        await state.fixed.lane.all_gather(result.words, results.words)
+        if sent is not None:
+            self._take_in(results, sent, turn, state)
 
-    def _hand_out_(
-        self, parcels: list[Message], message: Message, turn: Turn, state: SparseState
-    ) -> list[Sparse]:
-        """Fill a parcel for every owner; the entries in each of them."""
-        from thinwire.compress.regions import split
+    def _deal_(self, parcels: Rows, message: Message, turn: Turn, state: SparseState) -> Sparse:
+        """Fill a parcel for every owner, and give back what has no room; the entries that have."""
+        from thinwire.compress.regions import deal_
 
-        regions = split(message.entries(), state.regions[turn.index])
-        room, surplus = parcels[0].form.layout.capacity, message.passed - message.count
-        tail = turn.tail.split(max(1, parcels[0].form.tail))
-        sent = []
-        for owner, (parcel, entries) in enumerate(zip(parcels, regions, strict=True)):
-            fitting, over = (type(entries)(*(t[part] for t in entries)) for part in _cut(room))
-            turn.give_back_(over)
-            parcel.write_(fitting, len(entries.index) + (surplus if owner == 0 else 0))
-            if owner < len(tail):
-                parcel.tail(turn.residual)[: tail[owner].numel()] = tail[owner]
-            sent.append(fitting)
-        return sent
+        fitting, over = deal_(parcels.rows, parcels.form.layout, message.entries(), state.regions[turn.index])
+        parcels.rows[0, PASSED] += message.passed - message.count
+        turn.give_back_(over)
+        parcels.write_tail_(turn.tail, turn.residual)
+        return fitting
 
-    def _add_up_(self, result: Message, parcels: list[Message], turn: Turn) -> None:
+    def _add_up_(self, result: Rows, parcels: Rows, turn: Turn) -> None:
         """As the owner of a region: its largest sums, and a part of the tail."""
-        from thinwire.compress.sparse import Sparse, empty_sparse, keep_largest, merge
+        from thinwire.compress.regions import add_up, collect
+        from thinwire.compress.sparse import Sparse, keep_largest
 
-        sums, tail = empty_sparse(turn.residual), result.tail(turn.residual)
-        for parcel in parcels:
-            sums = merge(sums, parcel.entries())
-            tail.add_(parcel.tail(tail))
-        kept, _ = keep_largest(sums, result.form.layout.capacity)
-        result.write_(kept, sum(parcel.passed for parcel in parcels))
+        message, layout = Message(result.words, result.form), result.form.layout
+        kept, _ = keep_largest(add_up(collect(parcels.rows, parcels.form.layout)), layout.capacity)
+        message.write_(kept, parcels.passed)
+        message.tail(turn.residual).copy_(parcels.tails(turn.residual).sum(0))
         if self.values == "bf16":
-            turn.give_back_(Sparse(kept.index, kept.value - result.entries().value))
+            turn.give_back_(Sparse(kept.index, kept.value - message.entries().value))
 
-    def _take_in(
-        self, results: list[Message], sent: Sequence[Sparse], turn: Turn, state: SparseState
-    ) -> None:
+    def _take_in(self, results: Rows, sent: Sparse, turn: Turn, state: SparseState) -> None:
         """What all owners say is the step; keep what they did not take."""
-        from thinwire.compress.regions import even_starts
+        from thinwire.compress.regions import collect, even_starts
         from thinwire.compress.sparse import without
 
-        sums = [result.entries() for result in results]
-        for own, region in zip(sent, sums, strict=True):
-            turn.give_back_(without(own, region.index))
-        parts = [result.tail(turn.residual) for result in results]
-        tail = turn.residual.new_zeros(len(parts) * parts[0].numel())
-        for place, part in zip(tail.split(max(1, parts[0].numel())), parts, strict=False):
-            place.copy_(part)
-        turn.finish_(sums, tail[: turn.tail.numel()], len(results))
-        state.passed[turn.index] += sum(result.passed for result in results)
+        sums, world_size = collect(results.rows, results.form.layout), len(results.rows)
+        turn.give_back_(without(sent, sums.index))
+        tail = results.tails(turn.residual).reshape(-1)[: turn.tail.numel()]
+        turn.finish_([sums], tail, world_size)
+        state.passed[turn.index] += results.passed
         if state.step % DIVIDE_EVERY == 0:
-            before, now = state.regions[turn.index], even_starts(sums)
+            before, now = state.regions[turn.index], even_starts(sums.index, world_size)
             if now:  # half the way: one step is only a sample
                 state.regions[turn.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]
 
@@ -130,7 +111,3 @@ def _forms(form: Form, world_size: int) -> tuple[Form, Form]:
         return Form(layout=layout, tail=tail)
 
     return of(room + room // 2), of(room)
-
-
-def _cut(room: int) -> tuple[slice, slice]:
-    return slice(room), slice(room, None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.state import SparseState
-from thinwire.strategies.sparse.turn import Message, Turn, messages
+from thinwire.strategies.sparse.turn import Message, Rows, Turn
 from thinwire.traffic import Round
 from thinwire.wire.base import Wire
 
@@ -21,21 +21,19 @@ class TopK(SparseStrategy):
     residual, and the step is made with the sum of what was sent, divided by P. Each worker receives
     2k (P - 1) words.
 
-    Reference: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017, arXiv:1704.05021;
-    with `momentum`, Lin et al., Deep Gradient Compression, 2018, arXiv:1712.01887.
+    Reference: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, 2017,
+    arXiv:1704.05021; with `momentum`, Lin et al., Deep Gradient Compression, 2018, arXiv:1712.01887.
     """
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        inbox = turn.new_words(wire.world_size * turn.form.num_words)
-        await wire.all_gather(message.words, inbox)
+        everyones = Rows.new(turn, turn.form, wire.world_size)
+        await wire.all_gather(message.words, everyones.words)
         if turn.is_meta:
             return
-        everyones = messages(inbox, turn.form)
-        tail = turn.residual.new_zeros(turn.form.tail)
-        for each in everyones:
-            tail.add_(each.tail(tail))
-            state.passed[turn.index] += each.passed
-        turn.finish_((each.entries() for each in everyones), tail, wire.world_size)
+        state.passed[turn.index] += everyones.passed
+        # One after another, not all at once: on a GPU too, all workers get the same bits.
+        sums = (each.entries() for each in everyones.messages())
+        turn.finish_(sums, everyones.tails(turn.residual).sum(0), wire.world_size)
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         yield Round(op="all_gather", send_bytes=form.num_bytes)

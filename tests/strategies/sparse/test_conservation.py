@@ -15,7 +15,12 @@ STEPS = 20
 
 @pytest.mark.parametrize(
     "strategy",
-    [tw.TopK(density=0.01), tw.GTopK(density=0.01), tw.OkTopK(density=0.01), tw.GTopK(density=0.01, values="bf16")],
+    [
+        tw.TopK(density=0.01),
+        tw.GTopK(density=0.01),
+        tw.OkTopK(density=0.01),
+        tw.GTopK(density=0.01, values="bf16"),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 16, 33])

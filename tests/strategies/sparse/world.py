@@ -64,7 +64,10 @@ class World:
         self.meters = [Meter() for _ in range(world_size)]
         self._wires = [MeteredWire(threads.wire(rank), meter) for rank, meter in enumerate(self.meters)]
         self.buckets = [
-            [FlatBucket(i, lossy, torch.zeros(lossy + tail, dtype=dtype)) for i, (lossy, tail) in enumerate(shapes)]
+            [
+                FlatBucket(i, lossy, torch.zeros(lossy + tail, dtype=dtype))
+                for i, (lossy, tail) in enumerate(shapes)
+            ]
             for _ in range(world_size)
         ]
         self.states: list[SparseState] = [

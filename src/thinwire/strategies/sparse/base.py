@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 AIM = 0.8
-"""Part of the room in messages that the threshold aims to fill: what passes varies, and the rest is wasted."""
+"""Part of the room in messages that the threshold aims to fill, since what passes it varies."""
 DIVIDE_EVERY = 16
 """Steps after which room is divided anew among buckets, and regions among owners."""
 QUANTUM = 4
@@ -43,7 +43,7 @@ class SparseStrategy(Strategy):
     warmup_steps: int = 0
     """Steps in which the density falls from 0.25 to what it is to be."""
     momentum: float = 0.0
-    """Momentum applied by each worker before it selects (DGC's correction), for an optimizer that has none."""
+    """Momentum that each worker applies before it selects (DGC's correction); the optimizer must have none."""
     clip_norm: float | None = None
     """Clip each worker's own gradient to this norm divided by the square root of the number of workers; then
     nothing is sent before backward ends."""
@@ -102,7 +102,7 @@ class SparseStrategy(Strategy):
         state = SparseState(
             residuals=residuals,
             velocities=whole,
-            threshold=new_threshold(residuals),
+            threshold=new_threshold([each for each in residuals if each.numel()]),
             weights=[float(numel) for numel in numels],
             passed=[0.0] * len(buckets),
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
@@ -118,15 +118,14 @@ class SparseStrategy(Strategy):
     async def reduce(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         if bucket.index == 0:
             self._begin(state, wire)
-        if wire.world_size == 1:
-            self._accelerate_(bucket, state)
-            return
         await take_off()
         if self.clip_norm is not None:
             await self._clip(bucket, state, wire.world_size, self.clip_norm)
         gauge = state.fixed.gauge
         gauge.begin(wire.now())
         self._accelerate_(bucket, state)
+        if wire.world_size == 1:
+            return
         form = state.fixed.forms[bucket.index]
         if form is None:
             await self._send_all(bucket, state, wire)
@@ -188,9 +187,10 @@ class SparseStrategy(Strategy):
             select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
         else:
             density = AIM * density_at(state.step, self.density, self.warmup_steps)
-            threshold = state.threshold.before(turn.index, *parts, density)
+            place = sum(each.numel() > 0 for each in state.residuals[: turn.index])
+            threshold = state.threshold.before(place, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
-            state.threshold.after(turn.index, message.sparse)
+            state.threshold.after(place, message.sparse)
         if message.count == NOT_FINITE:
             refuse(turn.residual, name_at)
         message.tail(turn.residual).copy_(turn.tail)
@@ -229,9 +229,7 @@ class SparseStrategy(Strategy):
             else:
                 yield from self.sparse_rounds(form, world_size)
 
-    def _forms(
-        self, sizes: Sizes, weights: Sequence[float], step: int, world_size: int
-    ) -> list[Form | None]:
+    def _forms(self, sizes: Sizes, weights: Sequence[float], step: int, world_size: int) -> list[Form | None]:
         """What the messages of a step look like; None: that bucket goes dense."""
         numels, quantum = _lossy(sizes), self.quantum(world_size)
         room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)

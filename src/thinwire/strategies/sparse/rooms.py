@@ -33,8 +33,8 @@ def total_room(numels: Sequence[int], density: float, quantum: int) -> int:
 
 
 def divide_room(numels: Sequence[int], weights: Sequence[float], room: int, quantum: int) -> list[int]:
-    """Give each bucket its part of `room` by weight: in multiples of `quantum`, at least one, and no more than
-    hold all its numbers; none to an empty bucket.
+    """Give each bucket its part of `room` by weight: in multiples of `quantum`, at least one, and no more
+    than hold all its numbers; none to an empty bucket.
 
     >>> divide_room([1000, 1000, 0], [3.0, 1.0, 1.0], room=40, quantum=4)
     [28, 12, 0]

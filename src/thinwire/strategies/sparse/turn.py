@@ -53,11 +53,6 @@ class Message:
         self.words[PASSED] = passed
 
 
-def messages(words: Tensor, form: Form) -> list[Message]:
-    """Several messages of one form that lie one after another."""
-    return [Message(part, form) for part in words.view(-1, form.num_words)]
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The gradients of one bucket while they are reduced."""
@@ -94,10 +89,50 @@ class Turn:
         from thinwire.compress.sparse import add_
 
         # Half-precision gradients are summed in what their residual has.
-        wide = self.lossy if self.lossy.dtype == self.residual.dtype else self.residual.new_zeros(self.lossy.shape)
+        wide = (
+            self.lossy
+            if self.lossy.dtype == self.residual.dtype
+            else self.residual.new_zeros(self.lossy.shape)
+        )
         wide.zero_()
         for entries in sums:
             add_(wide, entries, 1 / world_size)
         if wide is not self.lossy:
             self.lossy.copy_(wide)
         self.tail.copy_(tail).div_(world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Several messages of one form that lie one after another."""
+
+    words: Tensor
+    form: Form
+
+    @classmethod
+    def new(cls, turn: Turn, form: Form, count: int) -> Rows:
+        """So many empty ones."""
+        return cls(turn.new_words(count * form.num_words), form)
+
+    @property
+    def rows(self) -> Tensor:
+        return self.words.view(-1, self.form.num_words)
+
+    @property
+    def passed(self) -> int:
+        """How many numbers were above the threshold, of all workers whose entries are in here."""
+        return int(self.rows[:, PASSED].sum())
+
+    def messages(self) -> list[Message]:
+        return [Message(row, self.form) for row in self.rows]
+
+    def tails(self, like: Tensor) -> Tensor:
+        """The parts that travel as they are, in rows."""
+        return self.rows[:, self.form.layout.num_words :].view(like.dtype)[:, : self.form.tail]
+
+    def write_tail_(self, tail: Tensor, like: Tensor) -> None:
+        """Cut a tail into equal parts, one for each message."""
+        tails = self.tails(like)
+        padded = like.new_zeros(tails.numel())
+        padded[: tail.numel()] = tail
+        tails.copy_(padded.view(tails.shape))
