@@ -13,7 +13,7 @@ from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.strategies.sparse.turn import Message, Rows, Turn
 from thinwire.traffic import Round
-from thinwire.wire.base import Wire, take_off
+from thinwire.wire.base import Wire, Work
 
 if TYPE_CHECKING:
     from thinwire.compress.sparse import Sparse
@@ -35,13 +35,17 @@ class OkTopK(SparseStrategy):
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
         to_owner, from_owner = _forms(turn.form, wire.world_size)
         parcels, inbox = Rows.new(turn, to_owner, wire.world_size), Rows.new(turn, to_owner, wire.world_size)
+        before, state.fixed.issued = state.fixed.issued, Work()
+        issued = state.fixed.issued
         sent = None if turn.is_meta else self._deal_(parcels, message, turn, state)
         await wire.all_to_all(parcels.words, inbox.words)
-        await take_off()  # so that buckets go on in their order, whoever finds its parcels there already
         result, results = Rows.new(turn, from_owner, 1), Rows.new(turn, from_owner, wire.world_size)
         if not turn.is_meta:
             self._add_up_(result, inbox, turn)
-        await state.fixed.lane.all_gather(result.words, results.words)
+        await before
+        gathered = state.fixed.lane.all_gather(result.words, results.words)
+        issued.finish()
+        await gathered
         if sent is not None:
             self._take_in(results, sent, turn, state)
 
@@ -84,6 +88,9 @@ class OkTopK(SparseStrategy):
 
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         return [numel * owner // world_size for owner in range(world_size)]
+
+    def second_lane(self, wire: Wire) -> Wire:
+        return wire.lane("results")
 
     def quantum(self, world_size: int) -> int:
         return 8 * world_size

@@ -17,7 +17,7 @@ from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
 from thinwire.traffic import Cluster, Round, Sizes, total
-from thinwire.wire.base import Wire, Work, take_off
+from thinwire.wire.base import Wire, Work, finished, take_off
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -43,7 +43,7 @@ class SparseStrategy(Strategy):
     warmup_steps: int = 0
     """Steps in which the density falls from 0.25 to what it is to be."""
     momentum: float = 0.0
-    """Momentum that each worker applies before it selects (DGC's correction); the optimizer must have none."""
+    """Momentum that each worker applies before it selects (DGC's correction), for an optimizer without."""
     clip_norm: float | None = None
     """Clip each worker's own gradient to this norm divided by the square root of the number of workers; then
     nothing is sent before backward ends."""
@@ -108,8 +108,12 @@ class SparseStrategy(Strategy):
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
-        state.fixed = Fixed(buckets, wire.lane("results"), gauge)
+        state.fixed = Fixed(buckets, self.second_lane(wire), finished(), gauge)
         return state
+
+    def second_lane(self, wire: Wire) -> Wire:
+        """Where rounds go that follow upon another one; the same, where there are none."""
+        return wire
 
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         """Where the region of each owner begins at first; none where nobody owns anything."""
@@ -149,6 +153,7 @@ class SparseStrategy(Strategy):
         )
         fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size)
         fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
+        fixed.issued = finished()
         fixed.norm, fixed.squares = Work(), 0.0
         fixed.sent = fixed.passed = 0
 
@@ -161,7 +166,6 @@ class SparseStrategy(Strategy):
         if bucket.index == len(fixed.buckets) - 1:
             fixed.norm.finish()
         await fixed.norm
-        await take_off()  # so that buckets go on in their order
         scale = clip_norm / math.sqrt(world_size * fixed.squares) if fixed.squares > 0 else 1.0
         if scale < 1:
             gradients.mul_(scale)

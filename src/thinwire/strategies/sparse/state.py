@@ -24,6 +24,8 @@ class Fixed:
     buckets: Sequence[Bucket]
     lane: Wire
     """For rounds that follow upon another one."""
+    issued: Work
+    """Ends when the last bucket so far has begun its round on that lane: there they keep their order."""
     gauge: Gauge
     forms: list[Form | None] = field(default_factory=list)
     """Of this step's messages; None: that bucket goes dense."""
