@@ -40,7 +40,13 @@ from thinwire.recipes.config import Choices, RunConfig, resolve
 from thinwire.recipes.virtual import Cluster, simulate
 from thinwire.strategies import registry as strategies
 
-VARIANTS = ("gossip-grad:share=0.1", "gossip-grad:payload=int8", "gossip-grad:asynchronous=true")
+VARIANTS = (
+    "gossip-grad:share=0.1",
+    "gossip-grad:payload=int8",
+    "gossip-grad:asynchronous=true",
+    "gtopk:warmup_steps=200",
+    "oktopk:warmup_steps=200",
+)
 """Settings that may cost accuracy, beside those that strategies come with."""
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OkTopK(SparseStrategy):
-    """Have every index owned by one worker: below 6k words per worker, however many workers there are.
+    """Have every index owned by one worker: below 6k words for each, however many there are (k >= 20 P).
 
     The indices of a bucket are cut into P regions, one for each worker. With a = gradient + residual, every
     worker sends the k largest of its a to the owners of their regions. An owner adds up what it gets and
@@ -93,7 +93,7 @@ class OkTopK(SparseStrategy):
         return wire.lane("results")
 
     def quantum(self, world_size: int) -> int:
-        return 8 * world_size
+        return (4 if self.values == "fp32" else 8) * world_size  # so that no message needs padding
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         to_owner, from_owner = _forms(form, world_size)

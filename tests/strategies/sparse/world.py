@@ -16,6 +16,9 @@ from thinwire.traffic import Sizes
 from thinwire.wire.metered import Meter, MeteredWire
 from thinwire.wire.threads import ThreadWorld
 
+Shapes = Sequence[tuple[int, int]]
+"""Of every bucket: numbers that may be lossy, and numbers that must be exact."""
+
 
 @dataclass
 class FlatBucket:
@@ -53,7 +56,7 @@ class World:
         self,
         strategy: SparseStrategy,
         world_size: int,
-        shapes: Sequence[tuple[int, int]],
+        shapes: Shapes,
         dtype: torch.dtype = torch.float64,
     ) -> None:
         self.strategy = strategy
@@ -98,7 +101,7 @@ class World:
 
 
 def random_gradients(
-    world_size: int, shapes: Sequence[tuple[int, int]], seed: int, dtype: torch.dtype = torch.float64
+    world_size: int, shapes: Shapes, seed: int, dtype: torch.dtype = torch.float64
 ) -> list[list[Tensor]]:
     """Heavy-tailed, partly the same on all workers, of another size in every bucket."""
     generator = torch.Generator().manual_seed(seed)
