@@ -88,6 +88,7 @@ class SparseStrategy(Strategy):
         return ("residuals", "velocities")
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> SparseState:
+        from thinwire.compress.select import prepare
         from thinwire.compress.threshold import new_threshold
 
         if self.momentum and any(bucket.companions for bucket in buckets):
@@ -98,6 +99,9 @@ class SparseStrategy(Strategy):
             )
         residuals = [_wide(b.gradient[: b.exact_from]).clone().zero_() for b in buckets]
         whole = [_wide(b.gradient[: b.num_parameters]).clone().zero_() for b in buckets if self.momentum]
+        if wire.world_size > 1:
+            for like in {(each.dtype, each.device): each for each in residuals if not each.is_meta}.values():
+                prepare(like)
         numels = [bucket.exact_from for bucket in buckets]
         state = SparseState(
             residuals=residuals,
