@@ -1,9 +1,9 @@
 """Kernels for GPUs, written in Triton.
 
-Two, because where an entry goes depends on how many come before it. The first does the heavy traffic: it adds,
-compares, and notes for each block how many numbers passed and where in the block they are. After a sum over the
-blocks' counts the second moves them to the message. So entries are in order of their index and the same in
-every run, and nothing waits for the host.
+Two, because where an entry goes depends on how many come before it. The first does the heavy traffic: it
+adds, compares, and notes for each block how many numbers passed and where in the block they are. After a sum
+over the blocks' counts the second moves them to the message. So entries are in order of their index and the
+same in every run, and nothing waits for the host.
 """
 
 from __future__ import annotations
