@@ -74,12 +74,15 @@ class Threshold:
         numel = sum(self.sizes)
         wanted = self._density * numel
         missed = wanted / max(1, sum(self._passed.values()))
-        self.correction = min(2.0, max(0.5, self.correction * missed**CORRECTION))
+        self.correction *= min(3.0, max(1 / 3, missed)) ** CORRECTION
+        self.correction = min(2.0, max(0.5, self.correction))
         tails = {bucket: (tail.cpu(), weight) for bucket, (tail, weight) in self._tails.items()}
         largest, order = torch.cat([tail for tail, _ in tails.values()]).sort(descending=True)
         weights = torch.cat([torch.full_like(tail, weight) for tail, weight in tails.values()])[order]
         place = int(torch.searchsorted(weights.cumsum(0), wanted))
         level = largest[min(place, largest.numel() - 1)]
+        if level == 0:
+            return
         for bucket, (tail, weight) in tails.items():
             seen = weight * int((tail >= level).sum()) / (self._density * self.sizes[bucket])
             self.shares[bucket] = MEMORY * self.shares[bucket] + (1 - MEMORY) * seen
