@@ -122,7 +122,7 @@ def sparse_rows(data: Data) -> dict[str, Callable[[], object]]:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """By the clock on a CPU; on a GPU by events, with launches ahead of the device as they are in training."""
+    """By the clock on a CPU; on a GPU by events, the host being ahead of it as in training."""
     if device == "cpu":
         began_s = time.perf_counter()
         work()

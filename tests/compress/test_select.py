@@ -3,6 +3,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
+from collections.abc import Callable
 from unittest.mock import patch
 
 import pytest
@@ -28,8 +29,8 @@ DTYPES = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.fl
 
 
 @st.composite
-def inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
-    """A gradient of some dtype, perhaps strided, and a residual; in both the same few numbers come often."""
+def inputs(draw: st.DrawFn) -> Callable[[str], tuple[Tensor, Tensor]]:
+    """Makes on a device a gradient of some dtype, perhaps strided, and a residual; both of a few numbers."""
     numel, dtype, stride = draw(SIZES), draw(DTYPES), draw(st.integers(1, 3))
     wide = torch.float64 if dtype == torch.float64 else torch.float32
 
@@ -40,7 +41,8 @@ def inputs(draw: st.DrawFn) -> tuple[Tensor, Tensor]:
     # Triton's interpreter takes subnormal bfloat16 for zeros, so only the residual has such numbers.
     residual = repeated(numel, wide)
     residual[::11] = draw(st.sampled_from([0.0, 1e-40, residual[0].item()]))
-    return repeated(numel * stride, dtype)[::stride], residual
+    gradient = repeated(numel * stride, dtype)
+    return lambda device: (gradient.to(device)[::stride], residual.clone().to(device))
 
 
 def sums(gradient: Tensor, residual: Tensor) -> list[float]:
@@ -79,16 +81,16 @@ def check(
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("values", ["fp32", "bf16"])
 @given(
-    given=inputs(),
+    make=inputs(),
     threshold=st.sampled_from([0.0, 0.1, 1.0, 1.5, 3.0]),
     capacity=st.sampled_from([1, 7, 5000]),
 )
 @settings(max_examples=25, deadline=None)
 def test_what_is_above_the_threshold_moves_as_far_as_there_is_room(
-    kind: str, values: Values, given: tuple[Tensor, Tensor], threshold: float, capacity: int
+    kind: str, values: Values, make: Callable[[str], tuple[Tensor, Tensor]], threshold: float, capacity: int
 ) -> None:
     with using(kind) as device:
-        gradient, residual = (t.to(device) for t in given)
+        gradient, residual = make(device)
         before, all_ = gradient.clone(), sums(gradient, residual)
         layout = SparseLayout(capacity=capacity, values=values, itemsize=residual.itemsize)
         message = new_message(layout, residual)
@@ -105,13 +107,13 @@ def test_what_is_above_the_threshold_moves_as_far_as_there_is_room(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@given(given=inputs(), k=st.sampled_from([1, 2, 5, 300, 5000]), values=st.sampled_from(["fp32", "bf16"]))
+@given(make=inputs(), k=st.sampled_from([1, 2, 5, 300, 5000]), values=st.sampled_from(["fp32", "bf16"]))
 @settings(max_examples=25, deadline=None)
 def test_exactly_the_k_largest_ties_by_lower_index(
-    kind: str, given: tuple[Tensor, Tensor], k: int, values: Values
+    kind: str, make: Callable[[str], tuple[Tensor, Tensor]], k: int, values: Values
 ) -> None:
     with using(kind) as device, patch.object(select, "_SAMPLE", 128):  # so that these are guessed, too
-        gradient, residual = (t.to(device) for t in given)
+        gradient, residual = make(device)
         all_ = sums(gradient, residual)
         layout = SparseLayout(capacity=k, values=values, itemsize=residual.itemsize)
         message = new_message(layout, residual)
@@ -124,7 +126,7 @@ def test_exactly_the_k_largest_ties_by_lower_index(
         check(message, layout, residual, all_, sorted(largest))
 
 
-@pytest.mark.parametrize("kind", ["torch", *KINDS[1:]])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_good_guess_is_as_exact_as_a_poor_one(kind: str) -> None:
     generator = torch.Generator().manual_seed(0)
     with using(kind) as device, patch.object(select, "_SAMPLE", 1000):
@@ -176,7 +178,7 @@ def test_over_many_steps_nothing_is_lost(kind: str) -> None:
             entries: Sparse = read(message, layout)
             sent[entries.index] += entries.value
         torch.testing.assert_close(fed, sent + residual, rtol=1e-12, atol=1e-12)
-        assert sent.count_nonzero() > 500
+        assert sent.count_nonzero() > 400
 
 
 def test_without_numba_it_says_so_once(

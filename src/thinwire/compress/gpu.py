@@ -20,6 +20,7 @@ from thinwire.compress.sparse import index_part, value_part
 
 _BLOCK = 2048
 """Numbers that one program of the first kernel looks at; their places in it fit into int16."""
+_WARPS = 8
 _TILE = 64
 """Blocks that one program of the second kernel moves entries of ..."""
 _SLOTS = 16
@@ -39,7 +40,16 @@ def accumulate_select(
     rounded = layout.values == "bf16"
     with torch.cuda.device_of(residual):  # Triton starts kernels on the current device
         _accumulate[(num_blocks,)](
-            gradient, gradient.stride(0), residual, numel, threshold, places, counts, spoilt, BLOCK=_BLOCK
+            gradient,
+            gradient.stride(0),
+            residual,
+            numel,
+            threshold,
+            places,
+            counts,
+            spoilt,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
         )
         ends = counts.cumsum(0, dtype=torch.int32)
         _move[(triton.cdiv(num_blocks, _TILE),)](
