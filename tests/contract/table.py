@@ -16,7 +16,7 @@ STRATEGIES: list[Strategy] = [
     tw.GossipGraD(payload="int8", share=0.3),
     tw.TopK(density=0.05),
     tw.GTopK(density=0.05, warmup_steps=2),
-    tw.OkTopK(density=0.05, values="bf16"),
+    tw.OkTopK(density=0.05, payload="bf16"),
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),

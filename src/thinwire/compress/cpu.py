@@ -39,12 +39,13 @@ def accumulate_select(
     magnitude = torch.iinfo(integer).max
     limit, infinity = torch.tensor([threshold, torch.inf], dtype=residual.dtype).view(integer).tolist()
     direct = gradient.dtype == residual.dtype and gradient.is_contiguous()
-    step = residual.numel() if direct else _CHUNK
+    step = residual.numel() if direct else min(residual.numel(), _CHUNK)
+    converted = residual.new_empty(0 if direct else step)
     count, passed = 0, 0
     for start in range(0, residual.numel(), step):
         added, sums = gradient[start : start + step], residual[start : start + step]
         if not direct:
-            added = torch.empty_like(sums).copy_(added)
+            added = converted[: added.numel()].copy_(added)
         count, new = _accumulate_select(
             added.numpy(),
             sums.numpy(),

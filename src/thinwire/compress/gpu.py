@@ -1,9 +1,9 @@
 """Kernels for GPUs, written in Triton.
 
-Two, because where an entry goes depends on how many come before it. The first does the heavy traffic: it adds,
-compares, and notes for each block how many numbers passed and where in the block they are. After a sum over the
-blocks' counts the second moves them to the message. So entries are in order of their index and the same in
-every run, and nothing waits for the host.
+Two, because where an entry goes depends on how many come before it. The first does the heavy traffic: it
+adds, compares, and notes for each block how many numbers passed and where in the block they are. After a sum
+over the blocks' counts the second moves them to the message. So entries are in order of their index and the
+same in every run, and nothing waits for the host.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from thinwire.compress.sparse import index_part, value_part
 
 _BLOCK = 2048
 """Numbers that one program of the first kernel looks at; their places in it fit into int16."""
+_WARPS = 8
 _TILE = 64
 """Blocks that one program of the second kernel moves entries of ..."""
 _SLOTS = 16
@@ -39,7 +40,16 @@ def accumulate_select(
     rounded = layout.values == "bf16"
     with torch.cuda.device_of(residual):  # Triton starts kernels on the current device
         _accumulate[(num_blocks,)](
-            gradient, gradient.stride(0), residual, numel, threshold, places, counts, spoilt, BLOCK=_BLOCK
+            gradient,
+            gradient.stride(0),
+            residual,
+            numel,
+            threshold,
+            places,
+            counts,
+            spoilt,
+            BLOCK=_BLOCK,
+            num_warps=_WARPS,
         )
         ends = counts.cumsum(0, dtype=torch.int32)
         _move[(triton.cdiv(num_blocks, _TILE),)](

@@ -51,10 +51,12 @@ def select_(
     """residual += gradient; what is then larger than `threshold` moves from the residual to the message.
 
     Entries come in order of their index; if there are more than the message has room for, the last ones stay
-    in the residual. Zeros are never selected. A NaN or an infinity raises NumericError and spoils the residual;
-    on a GPU the message says so instead, and `read` raises.
+    in the residual. Zeros are never selected. A NaN or an infinity raises NumericError and spoils the
+    residual; on a GPU the message says so instead, and `read` raises.
     """
-    assert gradient.shape == residual.shape == (residual.numel(),), "gradient and residual are flat, of one size"
+    assert gradient.shape == residual.shape == (residual.numel(),), (
+        "gradient and residual are flat, of one size"
+    )
     assert residual.is_contiguous(), "the residual is contiguous"
     assert 0 < residual.numel() <= LARGEST_INDEX, "indices are int32"
     if kernels := gpu_kernels(residual):

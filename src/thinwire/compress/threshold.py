@@ -1,9 +1,9 @@
 """A threshold for every bucket, such that together they pass the largest numbers of the whole model.
 
-When a bucket is ready, those after it are not, so what is the largest of the model is not known yet. What the
-buckets had of it in the last steps is: each has a share of what may pass. From a sample of the bucket as it is
-now follows the threshold that its share will pass; from the tails of all samples, once they are there, follow
-the shares of the next step; and what has passed corrects the sum of them all.
+When a bucket is ready, those after it are not, so what is the largest of the model is not known yet. What
+the buckets had of it in the last steps is: each has a share of what may pass. From a sample of the bucket as
+it is now follows the threshold that its share will pass; from the tails of all samples, once they are there,
+follow the shares of the next step; and what has passed corrects the sum of them all.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Threshold:
     """The shares of the buckets, and what they are learned from; a plain state that can be saved."""
 
     sizes: list[int]
-    """Numbers in every bucket."""
+    """Numbers in every bucket; those without any have no threshold."""
     shares: list[float]
     """How dense a bucket is, as a multiple of the whole model's density."""
     correction: float = 1.0
@@ -60,12 +60,12 @@ class Threshold:
         self._density = density
         # What is equal to it shall pass, too, for there may be many of them.
         threshold = tail[min(max(round(rank), 1), tail.numel()) - 1].nextafter(tail.new_zeros(()))
-        return threshold if rank >= 1 or stride == 1 else threshold * rank ** (-1 / STEEPNESS)
+        return threshold if rank >= 1 or stride == 1 else threshold * max(rank, 0.01) ** (-1 / STEEPNESS)
 
     def after(self, bucket: int, message: Tensor) -> None:
         """Take note of how many passed in a bucket; waits for the message's device."""
         self._passed[bucket] = int(message[PASSED])
-        if len(self._passed) == len(self.sizes):
+        if len(self._passed) == sum(size > 0 for size in self.sizes):
             self._learn()
             self._forget()
             self.step += 1
@@ -74,17 +74,18 @@ class Threshold:
         numel = sum(self.sizes)
         wanted = self._density * numel
         missed = wanted / max(1, sum(self._passed.values()))
-        self.correction = min(2.0, max(0.5, self.correction * missed**CORRECTION))
-        tails = [(tail.cpu(), weight) for tail, weight in (self._tails[b] for b in range(len(self.sizes)))]
-        largest, order = torch.cat([tail for tail, _ in tails]).sort(descending=True)
-        weights = torch.cat([torch.full_like(tail, weight) for tail, weight in tails])[order]
+        self.correction *= min(3.0, max(1 / 3, missed)) ** CORRECTION
+        self.correction = min(2.0, max(0.5, self.correction))
+        tails = {bucket: (tail.cpu(), weight) for bucket, (tail, weight) in self._tails.items()}
+        largest, order = torch.cat([tail for tail, _ in tails.values()]).sort(descending=True)
+        weights = torch.cat([torch.full_like(tail, weight) for tail, weight in tails.values()])[order]
         place = int(torch.searchsorted(weights.cumsum(0), wanted))
         level = largest[min(place, largest.numel() - 1)]
-        seen = [weight * int((tail >= level).sum()) / wanted for tail, weight in tails]
-        self.shares = [
-            MEMORY * share + (1 - MEMORY) * part * numel / size
-            for share, part, size in zip(self.shares, seen, self.sizes, strict=True)
-        ]
+        if level == 0:
+            return
+        for bucket, (tail, weight) in tails.items():
+            seen = weight * int((tail >= level).sum()) / (self._density * self.sizes[bucket])
+            self.shares[bucket] = MEMORY * self.shares[bucket] + (1 - MEMORY) * seen
         scale = numel / sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
         self.shares = [share * scale for share in self.shares]
 

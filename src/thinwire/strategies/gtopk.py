@@ -95,7 +95,7 @@ class GTopK(SparseStrategy):
         message.write_(kept, message.passed + inbox.passed)
         message.tail(turn.residual).add_(inbox.tail(turn.residual))
         turn.give_back_(_share_of(dropped, rank, block))
-        if self.values == "bf16":
+        if self.payload == "bf16":
             rounded = Sparse(kept.index, kept.value - message.entries().value)
             turn.give_back_(_share_of(rounded, rank, block))
 

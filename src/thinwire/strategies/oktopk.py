@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OkTopK(SparseStrategy):
-    """Have every index owned by one worker: below 6k words for each, however many there are (k >= 20 P).
+    """Have one worker own each index: a worker sends as many bytes however many workers there are.
 
     The indices of a bucket are cut into P regions, one for each worker. With a = gradient + residual, every
     worker sends the k largest of its a to the owners of their regions. An owner adds up what it gets and
-    sends the k/P largest sums to everyone; the step is made with these, divided by P. No gradient is lost:
-    an index is applied with all that its owner has got, or every worker keeps what it has sent of it.
+    sends the k/P largest sums to everyone; the step is made with these, divided by P. That is below 6k words
+    where k is at least 20 P. No gradient is lost: an index is applied with all that its owner has got, or
+    every worker keeps what it has sent of it.
 
     Reference: Li and Hoefler, Near-Optimal Sparse Allreduce for Distributed Deep Learning, 2022,
     arXiv:2201.07598.
@@ -68,7 +69,7 @@ class OkTopK(SparseStrategy):
         kept, _ = keep_largest(add_up(collect(parcels.rows, parcels.form.layout)), layout.capacity)
         message.write_(kept, parcels.passed)
         message.tail(turn.residual).copy_(parcels.tails(turn.residual).sum(0))
-        if self.values == "bf16":
+        if self.payload == "bf16":
             turn.give_back_(Sparse(kept.index, kept.value - message.entries().value))
 
     def _take_in(self, results: Rows, sent: Sparse, turn: Turn, state: SparseState) -> None:
@@ -93,7 +94,7 @@ class OkTopK(SparseStrategy):
         return wire.lane("results")
 
     def quantum(self, world_size: int) -> int:
-        return (4 if self.values == "fp32" else 8) * world_size  # so that no message needs padding
+        return (4 if self.payload == "fp32" else 8) * world_size  # so that no message needs padding
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         to_owner, from_owner = _forms(form, world_size)

@@ -57,9 +57,9 @@ def test_what_is_fed_in_is_applied_or_kept(strategy: type[SparseStrategy], world
 @pytest.mark.parametrize(
     "strategy",
     [
-        tw.TopK(density=0.02, values="bf16", warmup_steps=9),
-        tw.GTopK(density=0.02, values="bf16", exact=True),
-        tw.OkTopK(density=0.02, values="bf16"),
+        tw.TopK(density=0.02, payload="bf16", warmup_steps=9),
+        tw.GTopK(density=0.02, payload="bf16", exact=True),
+        tw.OkTopK(density=0.02, payload="bf16"),
     ],
     ids=repr,
 )

@@ -90,7 +90,7 @@ def test_a_dense_step_applies_everything_that_was_kept() -> None:
     [
         ({"density": 0.0}, r"TopK\.density must be above 0 and at most 1, got 0\.0"),
         ({"density": 1.5}, r"TopK\.density must be above 0"),
-        ({"values": "fp8"}, r"TopK\.values must be one of 'fp32', 'bf16', got 'fp8'"),
+        ({"payload": "fp8"}, r"TopK\.payload must be one of 'fp32', 'bf16', got 'fp8'"),
         ({"warmup_steps": -1}, r"TopK\.warmup_steps must be 0 or more steps, got -1"),
         ({"momentum": 1.0}, r"TopK\.momentum must be 0 or more and below 1, got 1\.0"),
         ({"clip_norm": 0.0}, r"TopK\.clip_norm must be None or a positive number, got 0\.0"),

@@ -29,7 +29,7 @@ def test_volume_grows_as_it_should(world_size: int) -> None:
     assert sent(tw.TopK(), world_size).sent_bytes / 4 == pytest.approx(words * (world_size - 1), rel=0.001)
     doubling = words * math.log2(world_size)
     assert sent(tw.GTopK(), world_size).sent_bytes / 4 == pytest.approx(doubling, rel=0.001)
-    assert sent(tw.GTopK(values="bf16"), world_size).sent_bytes / 4 == pytest.approx(
+    assert sent(tw.GTopK(payload="bf16"), world_size).sent_bytes / 4 == pytest.approx(
         0.75 * doubling, rel=0.001
     )
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.errors import SettingError, check, check_one_of
@@ -36,8 +36,8 @@ class SparseStrategy(Strategy):
 
     density: float = 0.001
     """Part of the gradient that a message has room for."""
-    values: Values = "fp32"
-    """How a value looks on the wire: "fp32" (as it is), or "bf16" (rounded; the rest is sent later)."""
+    payload: Values = "fp32"
+    """How values look on the wire: "fp32" (as they are), or "bf16" (rounded; the rest is sent later)."""
     exact: bool = False
     """Send exactly the largest of each bucket, instead of those above one threshold for all: slower."""
     warmup_steps: int = 0
@@ -51,7 +51,7 @@ class SparseStrategy(Strategy):
     def __post_init__(self) -> None:
         name = type(self).__name__
         check(0 < self.density <= 1, f"{name}.density", "above 0 and at most 1", self.density)
-        check_one_of(f"{name}.values", self.values, ("fp32", "bf16"))
+        check_one_of(f"{name}.payload", self.payload, get_args(Values))
         check(self.warmup_steps >= 0, f"{name}.warmup_steps", "0 or more steps", self.warmup_steps)
         check(0 <= self.momentum < 1, f"{name}.momentum", "0 or more and below 1", self.momentum)
         positive = self.clip_norm is None or self.clip_norm > 0
@@ -106,7 +106,7 @@ class SparseStrategy(Strategy):
         state = SparseState(
             residuals=residuals,
             velocities=whole,
-            threshold=new_threshold([each for each in residuals if each.numel()]),
+            threshold=new_threshold(residuals),
             weights=[float(numel) for numel in numels],
             passed=[0.0] * len(buckets),
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
@@ -195,10 +195,9 @@ class SparseStrategy(Strategy):
             select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
         else:
             density = AIM * density_at(state.step, self.density, self.warmup_steps)
-            place = sum(each.numel() > 0 for each in state.residuals[: turn.index])
-            threshold = state.threshold.before(place, *parts, density)
+            threshold = state.threshold.before(turn.index, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
-            state.threshold.after(place, message.sparse)
+            state.threshold.after(turn.index, message.sparse)
         if message.count == NOT_FINITE:
             refuse(turn.residual, name_at)
         message.tail(turn.residual).copy_(turn.tail)
@@ -243,7 +242,7 @@ class SparseStrategy(Strategy):
         room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
         rooms = divide_room(numels, weights, room, quantum)
         forms = [
-            form_of(room, all_of_it - numel, itemsize, self.values) if room else None
+            form_of(room, all_of_it - numel, itemsize, self.payload) if room else None
             for room, numel, (all_of_it, itemsize) in zip(rooms, numels, sizes.buckets, strict=True)
         ]
         dense: list[Form | None] = [None] * len(forms)
