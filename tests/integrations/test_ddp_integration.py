@@ -16,6 +16,7 @@ from tests.worlds import run_processes
 from thinwire.errors import SettingError, UsageError
 from thinwire.integrations.ddp import SETTLING_STEPS, HookState
 from thinwire.strategies.base import Strategy
+from thinwire.strategies.sparse.gauge import PROBES
 
 STEPS = 8
 GTOPK = tw.GTopK(density=0.05)
@@ -33,7 +34,6 @@ class Trained:
 
 def model_of(seed: int) -> nn.Module:
     torch.manual_seed(seed)
-    # The hook is given the last layers first; DDP notices that the first layer is used last, and rebuilds.
     return nn.Sequential(
         nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1)
     ).double()
@@ -110,8 +110,12 @@ def test_gradients_go_the_way_of_the_strategy() -> None:
     for step in range(STEPS):
         large = [g for g in found["gtopk"].gradients[step] if g.dim() > 1]
         share = sum(int((g != 0).sum()) for g in large) / sum(g.numel() for g in large)
-        assert (share > 0.9) == (step < SETTLING_STEPS or step - SETTLING_STEPS in (3, 4, 5)), (step, share)
-    assert len(set(found["gtopk"].buckets[1:])) == 1
+        if step < SETTLING_STEPS:
+            assert share == 1
+        else:  # in its steps 3 to 5 the largest bucket goes dense
+            assert (share > 0.5) == (step - SETTLING_STEPS in PROBES), (step, share)
+    buckets = found["gtopk"].buckets
+    assert buckets[0] < buckets[1] == buckets[-1]  # DDP has arranged them anew
     _check_saved(ranks)
 
 

@@ -74,7 +74,7 @@ class HookState:
     def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         """The mean over workers of a bucket's gradients, or what the strategy makes of it."""
         if bucket.index() == 0:
-            if self.steps == SETTLING_STEPS:
+            if self.steps >= SETTLING_STEPS and not self._places:
                 self._init()
             self._seen = []
         self._seen.append(bucket.parameters())

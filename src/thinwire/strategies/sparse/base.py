@@ -129,11 +129,11 @@ class SparseStrategy(Strategy):
         await take_off()
         if self.clip_norm is not None:
             await self._clip(bucket, state, wire.world_size, self.clip_norm)
-        gauge = state.fixed.gauge
-        gauge.begin(wire.now())
         self._accelerate_(bucket, state)
         if wire.world_size == 1:
             return
+        gauge = state.fixed.gauge
+        gauge.begin(wire.now())
         form = state.fixed.forms[bucket.index]
         if form is None:
             await self._send_all(bucket, state, wire)
@@ -166,7 +166,7 @@ class SparseStrategy(Strategy):
     async def _clip(self, bucket: Gradients, state: SparseState, world_size: int, clip_norm: float) -> None:
         fixed = state.fixed
         gradients = bucket.gradient[: fixed.buckets[bucket.index].num_parameters]
-        fixed.squares += float(gradients.norm()) ** 2
+        fixed.squares += 0.0 if gradients.is_meta else float(gradients.norm()) ** 2
         if bucket.index == len(fixed.buckets) - 1:
             fixed.norm.finish()
         await fixed.norm
