@@ -12,7 +12,7 @@ from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Gradients, Strategy
 from thinwire.strategies.sparse.form import Form, form_of
-from thinwire.strategies.sparse.gauge import JUDGED, PROBES, Gauge
+from thinwire.strategies.sparse.gauge import PROBES, Gauge
 from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
@@ -81,7 +81,7 @@ class SparseStrategy(Strategy):
 
     @property
     def adapts_in(self) -> int:
-        return self.warmup_steps + JUDGED
+        return self.warmup_steps + PROBES.stop
 
     @property
     def conserved(self) -> tuple[str, ...]:
@@ -261,7 +261,7 @@ class SparseStrategy(Strategy):
         numel = sum(residual.numel() for residual in state.residuals)
         return {
             "density": fixed.sent / max(1, numel),
-            "left_share": 1 - fixed.sent / max(1, fixed.passed),
+            "left_share": (fixed.passed - fixed.sent) / max(1, fixed.passed),
             "sparse_s": fixed.gauge.sparse_s,
             "dense_s": fixed.gauge.dense_s,
         }

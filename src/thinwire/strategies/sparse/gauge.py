@@ -9,7 +9,7 @@ _log = logging.getLogger("thinwire")
 
 PROBES = range(3, 6)
 """Steps after the warm-up in which the largest bucket goes dense, to learn what that takes on this wire."""
-JUDGED = 24
+JUDGED = 12
 """Steps after the warm-up at which the two are compared."""
 
 
