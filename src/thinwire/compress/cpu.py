@@ -18,6 +18,8 @@ _BLOCK = 128
 """Numbers that are looked at one by one if the largest of them is above the threshold."""
 _CHUNK = 1 << 17
 """Numbers of another dtype that are converted at a time, to stay in the processor's cache."""
+_DIGIT = 11
+"""Bits that are looked at in one pass when searching for the k-th largest."""
 
 
 def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -35,7 +37,7 @@ def accumulate_select(
 
     Returns how many were moved, or -1 if a number was not finite, and how many were above the threshold.
     """
-    integer = torch.int32 if residual.dtype == torch.float32 else torch.int64
+    integer = _integer(residual)
     magnitude = torch.iinfo(integer).max
     limit, infinity = torch.tensor([threshold, torch.inf], dtype=residual.dtype).view(integer).tolist()
     direct = gradient.dtype == residual.dtype and gradient.is_contiguous()
@@ -97,6 +99,68 @@ def _accumulate_select(
                     own[i] = 0
                     count += 1
     return count, passed
+
+
+def _integer(data: Tensor) -> torch.dtype:
+    return torch.int32 if data.dtype == torch.float32 else torch.int64
+
+
+def split_largest(index: Tensor, value: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Index and value of the k entries of largest magnitude (ties: the first), then of the others."""
+    bits = value.view(_integer(value))
+    sizes = min(k, index.numel()), max(0, index.numel() - k)
+    parts = [like.new_empty(size) for size in sizes for like in (index, value)]
+    arrays = [tensor.numpy() for tensor in (index, value, bits, *parts)]
+    _split_largest(*arrays, torch.iinfo(bits.dtype).max, 8 * value.itemsize - 1 - _DIGIT)
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+@_compile
+def _split_largest(
+    index: np.ndarray[Any, Any],
+    value: np.ndarray[Any, Any],
+    bits: np.ndarray[Any, Any],
+    kept_index: np.ndarray[Any, Any],
+    kept_value: np.ndarray[Any, Any],
+    other_index: np.ndarray[Any, Any],
+    other_value: np.ndarray[Any, Any],
+    magnitude: int,
+    shift: int,
+) -> None:
+    # The magnitude of the k-th largest, digit by digit; what is left of `missing` are those equal to it.
+    missing, known, mask = kept_index.size, 0, 0
+    last = (1 << _DIGIT) - 1
+    counts = np.zeros(last + 1, np.int64)
+    while True:
+        counts[:] = 0
+        for i in range(bits.size):
+            size = bits[i] & magnitude
+            if size & mask == known:
+                counts[(size >> shift) & last] += 1
+        digit = last
+        while counts[digit] < missing:
+            missing -= counts[digit]
+            digit -= 1
+        known |= digit << shift
+        mask |= last << shift
+        if shift == 0:
+            break
+        shift = max(0, shift - _DIGIT)
+    kept, others = 0, 0
+    for i in range(bits.size):
+        size = bits[i] & magnitude
+        keep = size > known
+        if size == known and missing > 0:
+            missing -= 1
+            keep = True
+        if keep:
+            kept_index[kept] = index[i]
+            kept_value[kept] = value[i]
+            kept += 1
+        else:
+            other_index[others] = index[i]
+            other_value[others] = value[i]
+            others += 1
 
 
 @_compile

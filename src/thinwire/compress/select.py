@@ -23,7 +23,7 @@ from thinwire.compress.sparse import (
     index_part,
     keep_largest,
     largest_mask,
-    merge,
+    merge_largest,
     new_message,
     read,
     value_part,
@@ -175,4 +175,4 @@ def prepare(like: Tensor) -> None:
     message = new_message(layout, zeros)
     select_(zeros, zeros.clone(), 1.0, message, layout)
     entries = read(message, layout)
-    merge(entries, entries)
+    merge_largest(entries, entries, 1)

@@ -97,6 +97,10 @@ def merge_torch(a: Sparse, b: Sparse) -> Sparse:
 
 def keep_largest(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """The k entries of largest magnitude, and the others; of equal ones those of lower index are kept."""
+    k = max(0, k)
+    if kernels := cpu_kernels(entries.value):
+        parts: tuple[Tensor, ...] = kernels.split_largest(*entries, k)
+        return Sparse(*parts[:2]), Sparse(*parts[2:])
     keep = largest_mask(entries.value, k)
     dropped = ~keep
     return Sparse(*(t[keep] for t in entries)), Sparse(*(t[dropped] for t in entries))
@@ -125,7 +129,7 @@ def largest_mask(data: Tensor, k: int) -> Tensor:
     """True at the k numbers of largest magnitude; of equal ones at the first."""
     if k >= data.numel():
         return torch.ones_like(data, dtype=torch.bool)
-    if k <= 0:
+    if k == 0:
         return torch.zeros_like(data, dtype=torch.bool)
     size = data.abs()
     smallest = size.topk(k, sorted=False).values.min()
