@@ -44,7 +44,13 @@ from thinwire.recipes.virtual import Cluster
 from thinwire.strategies import registry as strategies
 
 EXACT = "all-reduce"
-VARIANTS = ("gossip-grad:share=0.1", "gossip-grad:payload=int8", "gossip-grad:asynchronous=true")
+VARIANTS = (
+    "gossip-grad:share=0.1",
+    "gossip-grad:payload=int8",
+    "gossip-grad:asynchronous=true",
+    "gtopk:warmup_steps=200",
+    "oktopk:warmup_steps=200",
+)
 """Settings that may cost accuracy, beside those that strategies come with."""
 TELL_EVERY_S = 20.0
 

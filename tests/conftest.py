@@ -11,6 +11,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test does
 torch.set_num_threads(1)  # workers are threads or processes: more than one each only gets in the way
 
 # Threads a library keeps for the life of the process.

@@ -7,24 +7,32 @@ from typing import TYPE_CHECKING, Any
 from thinwire import errors
 from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.gossip_grad import GossipGraD
+from thinwire.strategies.gtopk import GTopK
+from thinwire.strategies.oktopk import OkTopK
 from thinwire.strategies.silent import Silent
+from thinwire.strategies.topk import TopK
 
 if TYPE_CHECKING:
     from thinwire import data
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
+    from thinwire.integrations.ddp import ddp_hook
 
 __all__ = [
     "AllReduce",
     "Checkpoint",
+    "GTopK",
     "GossipGraD",
     "Link",
+    "OkTopK",
     "Silent",
     "Stats",
+    "TopK",
     "__version__",
     "attach",
     "data",
+    "ddp_hook",
     "errors",
 ]
 
@@ -36,6 +44,7 @@ _LAZY = {
     "Link": "thinwire.engine.link",
     "Stats": "thinwire.engine.link",
     "attach": "thinwire.engine.attach",
+    "ddp_hook": "thinwire.integrations.ddp",
 }
 
 

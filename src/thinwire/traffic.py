@@ -41,6 +41,8 @@ class Round:
     """Size of the buffer an exchange receives into; collectives derive theirs."""
     source: int = 0
     """Rank a broadcast starts from."""
+    ranks: tuple[int, int] | None = None
+    """Only workers from the first up to the second of these ranks take part; None: all."""
 
     def traffic(self, rank: int, world_size: int) -> Traffic:
         """What this round costs worker `rank`; a world of one sends nothing.
@@ -49,7 +51,7 @@ class Round:
         Traffic(sent_bytes=1500, received_bytes=1500, messages=6)
         """
         others = world_size - 1
-        if others == 0:
+        if others == 0 or (self.ranks is not None and not self.ranks[0] <= rank < self.ranks[1]):
             return Traffic()
         if self.op == "exchange":
             return Traffic(self.send_bytes, self.recv_bytes, int(self.send_bytes > 0))
@@ -101,6 +103,8 @@ class Sizes:
     """Their parameters."""
     momenta: int = 0
     """Numbers that the optimizer keeps for every parameter: 1 for momentum, 2 for Adam's moments."""
+    exact: tuple[int, ...] = ()
+    """How many of each bucket's gradients must arrive exact (small tensors, bookkeeping); none if empty."""
 
     def bucket_bytes(self) -> list[int]:
         return [numel * itemsize for numel, itemsize in self.buckets]

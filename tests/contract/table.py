@@ -14,6 +14,9 @@ STRATEGIES: list[Strategy] = [
     tw.GossipGraD(rotate=None, exchange="weights+momentum", payload="bf16", average_every=4),
     tw.GossipGraD(exchange="gradients", average_every=4),
     tw.GossipGraD(payload="int8", share=0.3),
+    tw.TopK(density=0.05),
+    tw.GTopK(density=0.05, warmup_steps=2),
+    tw.OkTopK(density=0.05, payload="bf16"),
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),

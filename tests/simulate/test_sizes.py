@@ -73,3 +73,11 @@ def test_timetable() -> None:
     table = Timetable([1, 1, 2], [[2, 1], [0]])
     assert table.full == [0.75, 1.0]
     assert table.needs == [(1, 0.0), (0, 0.25)]
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK(), tw.GTopK(), tw.OkTopK()], ids=repr)
+def test_top_k_has_room_for_as_many_numbers_whatever_they_are(strategy: Strategy) -> None:
+    """Messages of fixed size can be played without numbers."""
+    played, dense = paced(strategy), paced(tw.AllReduce())
+    assert played.sent_bytes < 0.02 * dense.sent_bytes
+    assert played.step_s == pytest.approx(0.12, abs=0.001)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -79,6 +80,10 @@ class ParameterBucket:
         parts = flat.split([p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
+    def name_at(self, place: int) -> str:
+        ends = accumulate(p.numel() for p in self.parameters)
+        return next(name for name, end in zip(self.names, ends, strict=True) if place < end)
+
     # -- gradients --------------------------------------------------------------------------------
 
     def forget(self) -> None:
@@ -123,6 +128,20 @@ class ParameterBucket:
             self._gradients.mul_(weight)
         self._weight.fill_(weight)
         self._uneven.fill_(float(weight != 1.0))
+
+    @torch.no_grad()
+    def fill_(self, gradients: Sequence[Tensor]) -> None:
+        """Fill `gradient` from tensors that are handed in, in the order of `parameters`; all count."""
+        torch._foreach_copy_(self._views, list(gradients))
+        self._weight.fill_(1.0)
+        self._uneven.zero_()
+        self._used.fill_(1.0)
+
+    @torch.no_grad()
+    def empty_into_(self, gradients: Sequence[Tensor]) -> None:
+        """Overwrite tensors that are handed in with the reduced gradients."""
+        self._divide_()
+        torch._foreach_copy_(list(gradients), self._views)
 
     def shadow_(self) -> None:
         """Fill `gradient` for a worker that has nothing to add and does not count."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine.arrivals import Arrivals
@@ -25,6 +25,7 @@ from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Launcher
 from thinwire.engine.stepper import Stepper
 from thinwire.errors import UsageError
+from thinwire.strategies.base import Gradients
 from thinwire.wire.base import Work
 
 
@@ -67,9 +68,9 @@ class Deferred:
         self._pending = False
         self._in_backward = False
 
-    def parcels(self) -> list[Tensor]:
+    def parcels(self) -> Sequence[Gradients]:
         """What goes over the wire in one pass."""
-        return self._pieces.gradients()
+        return self._pieces.all()
 
     def foresee(self, order: Sequence[int]) -> None:
         """In which order buckets will be needed, for whoever lets no forward be watched."""

@@ -119,10 +119,12 @@ class Link:
     @property
     def sizes(self) -> Sizes:
         """What travels, as the strategy's `rounds` wants to know it."""
+        parcels = self._reducer.parcels()
         return Sizes(
-            tuple((data.numel(), data.element_size()) for data in self._reducer.parcels()),
+            tuple((each.gradient.numel(), each.gradient.element_size()) for each in parcels),
             tuple((b.num_parameters, b.gradient.element_size()) for b in self._buckets),
             len(self._buckets[0].companions),
+            exact=tuple(each.gradient.numel() - each.exact_from for each in parcels),
         )
 
     def sum(self, values: Sequence[float]) -> list[float]:

@@ -75,9 +75,9 @@ class Pieces:
         self._pass = 0
         self._began_s = 0.0
 
-    def gradients(self) -> list[Tensor]:
+    def all(self) -> list[Piece]:
         """What goes over the wire in one pass."""
-        return [piece.gradient for parcel in self._parcels for piece in parcel.pieces]
+        return [piece for parcel in self._parcels for piece in parcel.pieces]
 
     def begin(self, needed: Sequence[int]) -> None:
         """Start a pass; `needed`: buckets in the order in which forward needs them.

@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Protocol
 
-from torch import Tensor
-
 from thinwire.engine.arrivals import Arrivals
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
@@ -98,9 +96,9 @@ class Reducer:
         self._launcher.wait_for(chain(self._tasks, self._launcher.receiving_buffers()))
         return self._buckets[0].mean_weight()
 
-    def parcels(self) -> list[Tensor]:
+    def parcels(self) -> Sequence[Gradients]:
         """What goes over the wire in one pass."""
-        return [bucket.gradient for bucket in self._buckets]
+        return self._buckets
 
     def hook(self) -> None:
         self.arrivals.hook()

@@ -74,6 +74,10 @@ class Parameters(Protocol):
 class Bucket(Gradients, Parameters, Protocol):
     """Some of the model as a strategy sees it: parameters and their gradients."""
 
+    def name_at(self, place: int) -> str:
+        """The name of the parameter that a number in `gradient` belongs to, for messages."""
+        ...
+
 
 class Strategy(Protocol):
     """What is sent, to whom, when, and how it is folded in.

@@ -27,6 +27,9 @@ _KNOWN: Mapping[str, str] = {
     "silent": "thinwire.strategies.silent:Silent",
     "all-reduce": "thinwire.strategies.all_reduce:AllReduce",
     "gossip-grad": "thinwire.strategies.gossip_grad:GossipGraD",
+    "topk": "thinwire.strategies.topk:TopK",
+    "gtopk": "thinwire.strategies.gtopk:GTopK",
+    "oktopk": "thinwire.strategies.oktopk:OkTopK",
 }
 
 
@@ -142,7 +145,14 @@ def _known_settings(name: str) -> str:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The string under each field, which Python itself throws away."""
+    """The string under each field, its own and inherited, which Python itself throws away."""
+    docs: dict[str, str] = {}
+    for each in reversed(cls.__mro__):
+        docs |= _own_field_docs(each)
+    return docs
+
+
+def _own_field_docs(cls: type) -> dict[str, str]:
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
     except (OSError, TypeError, SyntaxError):  # no source at hand (frozen, typed at a prompt): no docs
@@ -159,8 +169,9 @@ def _field_docs(cls: type) -> dict[str, str]:
 def _hint(field: Field[Any], cls: type) -> Any:
     """The type of a field as an object; Any if it is only known to type checkers."""
     holder = types.SimpleNamespace(__annotations__={field.name: field.type})
+    owner = next(each for each in cls.__mro__ if field.name in vars(each).get("__annotations__", {}))
     try:
-        return typing.get_type_hints(holder, vars(inspect.getmodule(cls)))[field.name]
+        return typing.get_type_hints(holder, vars(inspect.getmodule(owner)))[field.name]
     except NameError:
         return Any
 

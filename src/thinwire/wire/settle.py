@@ -29,9 +29,10 @@ def settle(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, sourc
             for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
                 part.copy_(data.detach().view(-1))
     elif op == "all_to_all":
+        sent = [data.detach().view(-1).chunk(world_size) for data in inputs]
         for rank, out in enumerate(outputs):
-            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
-                part.copy_(data.detach().view(-1).chunk(world_size)[rank])
+            for part, parts in zip(out.view(-1).chunk(world_size), sent, strict=True):
+                part.copy_(parts[rank])
     else:
         total = inputs[0].detach().clone()
         for data in inputs[1:]:

@@ -1,0 +1,201 @@
+"""Kernels for CPUs, compiled by Numba. They let other Python threads run, and use one thread each.
+
+A magnitude is compared as an integer: without their sign bit, the bits of floats are ordered as the floats
+are, NaN and infinity come last, and the largest of a block is found several numbers at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+from torch import Tensor
+
+_BLOCK = 128
+"""Numbers that are looked at one by one if the largest of them is above the threshold."""
+_CHUNK = 1 << 17
+"""Numbers of another dtype that are converted at a time, to stay in the processor's cache."""
+_DIGIT = 11
+"""Bits that are looked at in one pass when searching for the k-th largest."""
+
+
+def _compile(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True)(function)
+    except RuntimeError:  # neither beside this file nor at home is there a place to keep it
+        compiled = numba.njit(nogil=True)(function)
+    return compiled
+
+
+def accumulate_select(
+    gradient: Tensor, residual: Tensor, threshold: float, index: Tensor, value: Tensor
+) -> tuple[int, int]:
+    """Add the gradient to the residual and move what is above the threshold to `index` and `value`.
+
+    Returns how many were moved, or -1 if a number was not finite, and how many were above the threshold.
+    """
+    integer = _integer(residual)
+    magnitude = torch.iinfo(integer).max
+    limit, infinity = torch.tensor([threshold, torch.inf], dtype=residual.dtype).view(integer).tolist()
+    direct = gradient.dtype == residual.dtype and gradient.is_contiguous()
+    step = residual.numel() if direct else min(residual.numel(), _CHUNK)
+    converted = residual.new_empty(0 if direct else step)
+    count, passed = 0, 0
+    for start in range(0, residual.numel(), step):
+        added, sums = gradient[start : start + step], residual[start : start + step]
+        if not direct:
+            added = converted[: added.numel()].copy_(added)
+        count, new = _accumulate_select(
+            added.numpy(),
+            sums.numpy(),
+            sums.view(integer).numpy(),
+            (magnitude, limit, infinity),
+            start,
+            count,
+            index.numpy(),
+            value.numpy(),
+        )
+        if count < 0:
+            break
+        passed += new
+    return count, passed
+
+
+@_compile
+def _accumulate_select(
+    gradient: np.ndarray[Any, Any],
+    residual: np.ndarray[Any, Any],
+    bits: np.ndarray[Any, Any],
+    marks: tuple[int, int, int],
+    offset: int,
+    count: int,
+    index: np.ndarray[Any, Any],
+    value: np.ndarray[Any, Any],
+) -> tuple[int, int]:
+    magnitude, limit, infinity = marks
+    passed = 0
+    for start in range(0, residual.size, _BLOCK):
+        own = residual[start : start + _BLOCK]
+        own_bits = bits[start : start + _BLOCK]
+        added = gradient[start : start + _BLOCK]
+        for i in range(own.size):
+            own[i] += added[i]
+        largest = 0
+        for i in range(own.size):
+            largest = max(largest, own_bits[i] & magnitude)
+        if largest <= limit:
+            continue
+        if largest >= infinity:
+            return -1, 0
+        for i in range(own.size):
+            if own_bits[i] & magnitude > limit:
+                passed += 1
+                if count < index.size:
+                    index[count] = offset + start + i
+                    value[count] = own[i]
+                    own[i] = 0
+                    count += 1
+    return count, passed
+
+
+def _integer(data: Tensor) -> torch.dtype:
+    return torch.int32 if data.dtype == torch.float32 else torch.int64
+
+
+def split_largest(index: Tensor, value: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Index and value of the k entries of largest magnitude (ties: the first), then of the others."""
+    bits = value.view(_integer(value))
+    sizes = min(k, index.numel()), max(0, index.numel() - k)
+    parts = [like.new_empty(size) for size in sizes for like in (index, value)]
+    arrays = [tensor.numpy() for tensor in (index, value, bits, *parts)]
+    _split_largest(*arrays, torch.iinfo(bits.dtype).max, 8 * value.itemsize - 1 - _DIGIT)
+    return parts[0], parts[1], parts[2], parts[3]
+
+
+@_compile
+def _split_largest(
+    index: np.ndarray[Any, Any],
+    value: np.ndarray[Any, Any],
+    bits: np.ndarray[Any, Any],
+    kept_index: np.ndarray[Any, Any],
+    kept_value: np.ndarray[Any, Any],
+    other_index: np.ndarray[Any, Any],
+    other_value: np.ndarray[Any, Any],
+    magnitude: int,
+    shift: int,
+) -> None:
+    # The magnitude of the k-th largest, digit by digit; what is left of `missing` are those equal to it.
+    missing, known, mask = kept_index.size, 0, 0
+    last = (1 << _DIGIT) - 1
+    counts = np.zeros(last + 1, np.int64)
+    while True:
+        counts[:] = 0
+        for i in range(bits.size):
+            size = bits[i] & magnitude
+            if size & mask == known:
+                counts[(size >> shift) & last] += 1
+        digit = last
+        while counts[digit] < missing:
+            missing -= counts[digit]
+            digit -= 1
+        known |= digit << shift
+        mask |= last << shift
+        if shift == 0:
+            break
+        shift = max(0, shift - _DIGIT)
+    kept, others = 0, 0
+    for i in range(bits.size):
+        size = bits[i] & magnitude
+        keep = size > known
+        if size == known and missing > 0:
+            missing -= 1
+            keep = True
+        if keep:
+            kept_index[kept] = index[i]
+            kept_value[kept] = value[i]
+            kept += 1
+        else:
+            other_index[others] = index[i]
+            other_value[others] = value[i]
+            others += 1
+
+
+@_compile
+def merge(
+    a_index: np.ndarray[Any, Any],
+    a_value: np.ndarray[Any, Any],
+    b_index: np.ndarray[Any, Any],
+    b_value: np.ndarray[Any, Any],
+    index: np.ndarray[Any, Any],
+    value: np.ndarray[Any, Any],
+) -> int:
+    """The sum of two sparse vectors into `index` and `value`; how many entries it has."""
+    a, b, count = 0, 0, 0
+    while a < a_index.size and b < b_index.size:
+        from_a, from_b = a_index[a], b_index[b]
+        if from_a == from_b:
+            index[count] = from_a
+            value[count] = a_value[a] + b_value[b]
+            a += 1
+            b += 1
+        elif from_a < from_b:
+            index[count] = from_a
+            value[count] = a_value[a]
+            a += 1
+        else:
+            index[count] = from_b
+            value[count] = b_value[b]
+            b += 1
+        count += 1
+    for i in range(a, a_index.size):
+        index[count] = a_index[i]
+        value[count] = a_value[i]
+        count += 1
+    for i in range(b, b_index.size):
+        index[count] = b_index[i]
+        value[count] = b_value[i]
+        count += 1
+    return count

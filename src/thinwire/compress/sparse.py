@@ -1,0 +1,137 @@
+"""Sparse vectors: in and out of messages, merged, cut to the largest, added to dense ones."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.compress.kernels import cpu_kernels
+from thinwire.compress.layout import COUNT, HEADER_WORDS, NOT_FINITE, PASSED, SparseLayout
+from thinwire.errors import NumericError
+
+
+class Sparse(NamedTuple):
+    """The entries of a vector that are there; all others are zero."""
+
+    index: Tensor
+    """int32, ascending, none twice."""
+    value: Tensor
+    """float32, or float64 in a float64 model."""
+
+
+# -- messages -------------------------------------------------------------------------------------
+
+
+def new_message(layout: SparseLayout, like: Tensor) -> Tensor:
+    """A message without entries on the device of `like`."""
+    return torch.zeros(layout.num_words, dtype=torch.int32, device=like.device)
+
+
+def index_part(message: Tensor, layout: SparseLayout) -> Tensor:
+    """Where indices lie: a view, as long as the capacity."""
+    return message[HEADER_WORDS : HEADER_WORDS + layout.capacity]
+
+
+def value_part(message: Tensor, layout: SparseLayout) -> Tensor:
+    """Where values lie, as they look on the wire: a view, as long as the capacity."""
+    assert message.numel() == layout.num_words, "a message of another layout"
+    wide = torch.float32 if layout.itemsize == 4 else torch.float64
+    dtype = wide if layout.values == "fp32" else torch.bfloat16
+    return message[layout.values_at :].view(dtype)[: layout.capacity]
+
+
+def read(message: Tensor, layout: SparseLayout) -> Sparse:
+    """The entries of a message: views of it where values are "fp32", else a copy. Waits for the device."""
+    count = int(message[COUNT])
+    if count == NOT_FINITE:
+        raise NumericError(
+            "a worker met NaN or infinity in its gradients and sent none",
+            hint="the error on that worker names the parameter; lower the learning rate or clip gradients",
+        )
+    value = value_part(message, layout)[:count]
+    if layout.values == "bf16":
+        value = value.to(torch.float32 if layout.itemsize == 4 else torch.float64)
+    return Sparse(index_part(message, layout)[:count], value)
+
+
+def write_(message: Tensor, layout: SparseLayout, entries: Sparse) -> None:
+    """Overwrite a message with entries that it has room for; "bf16" rounds their values."""
+    count = entries.index.numel()
+    assert count <= layout.capacity, "more entries than the message has room for"
+    index_part(message, layout)[:count] = entries.index
+    value_part(message, layout)[:count] = entries.value
+    message[COUNT] = count
+    message[PASSED] = count
+
+
+# -- arithmetic -----------------------------------------------------------------------------------
+
+
+def empty_sparse(like: Tensor) -> Sparse:
+    """No entries; values of the dtype and on the device of `like`."""
+    return Sparse(torch.empty(0, dtype=torch.int32, device=like.device), like.new_empty(0))
+
+
+def merge(a: Sparse, b: Sparse) -> Sparse:
+    """The sum of two sparse vectors."""
+    if kernels := cpu_kernels(a.value):
+        index = torch.empty(a.index.numel() + b.index.numel(), dtype=torch.int32)
+        value = a.value.new_empty(index.numel())
+        count = kernels.merge(*(t.numpy() for t in (*a, *b, index, value)))
+        return Sparse(index[:count], value[:count])
+    return merge_torch(a, b)
+
+
+def merge_torch(a: Sparse, b: Sparse) -> Sparse:
+    """The sum of two sparse vectors, in plain torch."""
+    index, order = torch.cat((a.index, b.index)).sort(stable=True)
+    value = torch.cat((a.value, b.value))[order]
+    again = index[1:] == index[:-1]  # an index is there twice at most, once from each
+    value[:-1] += torch.where(again, value[1:], 0)
+    first = torch.ones_like(index, dtype=torch.bool)
+    first[1:] = ~again
+    return Sparse(index[first], value[first])
+
+
+def keep_largest(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
+    """The k entries of largest magnitude, and the others; of equal ones those of lower index are kept."""
+    k = max(0, k)
+    if kernels := cpu_kernels(entries.value):
+        parts: tuple[Tensor, ...] = kernels.split_largest(*entries, k)
+        return Sparse(*parts[:2]), Sparse(*parts[2:])
+    keep = largest_mask(entries.value, k)
+    dropped = ~keep
+    return Sparse(*(t[keep] for t in entries)), Sparse(*(t[dropped] for t in entries))
+
+
+def merge_largest(a: Sparse, b: Sparse, k: int) -> tuple[Sparse, Sparse]:
+    """The k largest entries of the sum, and the others."""
+    return keep_largest(merge(a, b), k)
+
+
+def without(entries: Sparse, index: Tensor) -> Sparse:
+    """The entries whose index is not among `index`, which is ascending."""
+    if index.numel() == 0:
+        return entries
+    place = torch.searchsorted(index, entries.index, out_int32=True).clamp_(max=index.numel() - 1)
+    rest = index[place] != entries.index
+    return Sparse(entries.index[rest], entries.value[rest])
+
+
+def add_(dense: Tensor, entries: Sparse, scale: float = 1.0) -> None:
+    """dense[index] += scale * value."""
+    dense.index_add_(0, entries.index, entries.value.to(dense.dtype), alpha=scale)
+
+
+def largest_mask(data: Tensor, k: int) -> Tensor:
+    """True at the k numbers of largest magnitude; of equal ones at the first."""
+    if k >= data.numel():
+        return torch.ones_like(data, dtype=torch.bool)
+    if k == 0:
+        return torch.zeros_like(data, dtype=torch.bool)
+    size = data.abs()
+    smallest = size.topk(k, sorted=False).values.min()
+    above, equal = size > smallest, size == smallest
+    return above | (equal & (equal.cumsum(0) <= k - above.sum()))

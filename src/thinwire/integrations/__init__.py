@@ -1,0 +1,1 @@
+"""Strategies inside other people's trainers."""

@@ -1,0 +1,119 @@
+"""GTopK: workers merge their largest gradients in pairs and keep the largest, until all have the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thinwire.strategies.sparse.base import SparseStrategy
+from thinwire.strategies.sparse.form import Form
+from thinwire.strategies.sparse.state import SparseState
+from thinwire.strategies.sparse.turn import Message, Turn
+from thinwire.traffic import Round
+from thinwire.wire.base import Wire
+
+if TYPE_CHECKING:
+    from thinwire.compress.sparse import Sparse
+
+HOPS = 64
+"""Tags that belong to one bucket; more than there are hops in any world."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hop:
+    """One exchange with one peer."""
+
+    number: int
+    peer: int
+    sends: bool = False
+    receives: bool = False
+    block: int = 0
+    """Workers that merge the same two vectors in this hop; 0: what comes is the result."""
+
+
+def hops(rank: int, world_size: int) -> Iterator[Hop]:
+    """Recursive doubling over the first 2^h workers; each of the others hands in to one of them before, and
+    gets the result from it after.
+
+    >>> [hop.peer for hop in hops(1, 8)], [hop.peer for hop in hops(1, 6)], [hop.peer for hop in hops(5, 6)]
+    ([0, 3, 5], [5, 0, 3, 5], [1, 1])
+    """
+    levels = world_size.bit_length() - 1
+    core = 1 << levels
+    if rank >= core:
+        yield Hop(number=0, peer=rank - core, sends=True)
+        yield Hop(number=levels + 1, peer=rank - core, receives=True)
+        return
+    if rank + core < world_size:
+        yield Hop(number=0, peer=rank + core, receives=True, block=1)
+    for level in range(levels):
+        yield Hop(number=level + 1, peer=rank ^ (1 << level), sends=True, receives=True, block=2 << level)
+    if rank + core < world_size:
+        yield Hop(number=levels + 1, peer=rank + core, sends=True)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GTopK(SparseStrategy):
+    """Keep only the largest gradients over all workers: 2k words in each of log2(P) rounds.
+
+    With a = gradient + residual, every worker begins with the k largest of its own a. In each round two
+    blocks of workers add up what they have and keep the k largest of the sum (of equal ones that of lower
+    index); the step is made with what is left after the last round, divided by P. No gradient is lost: what
+    a merge drops goes into the residual of the worker with rank `index mod B` in the merged block of B
+    workers, also if the same index is kept elsewhere.
+
+    Reference: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
+    Bandwidth Networks, 2019, arXiv:1901.04359.
+    """
+
+    async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
+        inbox = Message(turn.new_words(turn.form.num_words), turn.form)
+        for hop in hops(wire.rank, wire.world_size):
+            await wire.exchange(
+                send=message.words if hop.sends else None,
+                to=hop.peer if hop.sends else None,
+                recv=inbox.words if hop.receives else None,
+                source=hop.peer if hop.receives else None,
+                tag=turn.index * HOPS + hop.number,
+            )
+            if turn.is_meta:
+                continue
+            if hop.block:
+                self._merge_(message, inbox, turn, rank=wire.rank, block=hop.block)
+            elif hop.receives:
+                message = inbox
+        if not turn.is_meta:
+            state.passed[turn.index] += message.passed
+            turn.finish_([message.entries()], message.tail(turn.residual), wire.world_size)
+
+    def _merge_(self, message: Message, inbox: Message, turn: Turn, *, rank: int, block: int) -> None:
+        """Overwrite the message with the largest of both; a part of the others stays with this worker."""
+        from thinwire.compress.sparse import Sparse, merge_largest
+
+        kept, dropped = merge_largest(message.entries(), inbox.entries(), turn.form.layout.capacity)
+        message.write_(kept, message.passed + inbox.passed)
+        message.tail(turn.residual).add_(inbox.tail(turn.residual))
+        turn.give_back_(_share_of(dropped, rank, block))
+        if self.payload == "bf16":
+            rounded = Sparse(kept.index, kept.value - message.entries().value)
+            turn.give_back_(_share_of(rounded, rank, block))
+
+    def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
+        levels = world_size.bit_length() - 1
+        core = 1 << levels
+        size, others = form.num_bytes, world_size - core
+        if others:
+            yield Round(op="exchange", send_bytes=size, ranks=(core, world_size))
+            yield Round(op="exchange", recv_bytes=size, ranks=(0, others))
+        for _ in range(levels):
+            yield Round(op="exchange", send_bytes=size, recv_bytes=size, ranks=(0, core))
+        if others:
+            yield Round(op="exchange", send_bytes=size, ranks=(0, others))
+            yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
+
+
+def _share_of(entries: Sparse, rank: int, block: int) -> Sparse:
+    """What one worker of a block takes, so that they take all of it together."""
+    own = entries.index % block == rank % block
+    return type(entries)(entries.index[own], entries.value[own])

@@ -1,0 +1,1 @@
+"""What the top-k strategies have in common."""

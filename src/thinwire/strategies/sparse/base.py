@@ -1,0 +1,278 @@
+"""SparseStrategy: only the largest numbers of a gradient go over the wire, the others wait in a residual."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, get_args
+
+from thinwire.compress.layout import NOT_FINITE, Values
+from thinwire.errors import SettingError, check, check_one_of
+from thinwire.strategies.base import Bucket, Gradients, Strategy
+from thinwire.strategies.sparse.form import Form, form_of
+from thinwire.strategies.sparse.gauge import PROBES, Gauge
+from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
+from thinwire.strategies.sparse.state import Fixed, SparseState
+from thinwire.strategies.sparse.turn import Message, Turn
+from thinwire.traffic import Cluster, Round, Sizes, total
+from thinwire.wire.base import Wire, Work, finished, take_off
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+AIM = 0.8
+"""Part of the room in messages that the threshold aims to fill, since what passes it varies."""
+DIVIDE_EVERY = 16
+"""Steps after which room is divided anew among buckets, and regions among owners."""
+QUANTUM = 4
+"""Room is counted in so many entries, so that no message needs padding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SparseStrategy(Strategy):
+    """What top-k strategies have in common: all but who sends the selected numbers to whom."""
+
+    density: float = 0.001
+    """Part of the gradient that a message has room for."""
+    payload: Values = "fp32"
+    """How values look on the wire: "fp32" (as they are), or "bf16" (rounded; the rest is sent later)."""
+    exact: bool = False
+    """Send exactly the largest of each bucket, instead of those above one threshold for all: slower."""
+    warmup_steps: int = 0
+    """Steps in which the density falls from 0.25 to what it is to be."""
+    momentum: float = 0.0
+    """Momentum that each worker applies before it selects (DGC's correction), for an optimizer without."""
+    clip_norm: float | None = None
+    """Clip each worker's own gradient to this norm divided by the square root of the number of workers; then
+    nothing is sent before backward ends."""
+
+    def __post_init__(self) -> None:
+        name = type(self).__name__
+        check(0 < self.density <= 1, f"{name}.density", "above 0 and at most 1", self.density)
+        check_one_of(f"{name}.payload", self.payload, get_args(Values))
+        check(self.warmup_steps >= 0, f"{name}.warmup_steps", "0 or more steps", self.warmup_steps)
+        check(0 <= self.momentum < 1, f"{name}.momentum", "0 or more and below 1", self.momentum)
+        positive = self.clip_norm is None or self.clip_norm > 0
+        check(positive, f"{name}.clip_norm", "None or a positive number", self.clip_norm)
+
+    # -- what each of them says ---------------------------------------------------------------------
+
+    @abstractmethod
+    async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
+        """Send this worker's message, and leave in `turn` the mean of what all workers apply."""
+        ...
+
+    @abstractmethod
+    def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
+        """The wire operations for one message."""
+        ...
+
+    def quantum(self, world_size: int) -> int:
+        """Room is divided in multiples of this."""
+        return QUANTUM
+
+    # -- the protocol -------------------------------------------------------------------------------
+
+    @property
+    def replicas_agree(self) -> bool:
+        return True
+
+    @property
+    def adapts_in(self) -> int:
+        return self.warmup_steps + PROBES.stop
+
+    @property
+    def conserved(self) -> tuple[str, ...]:
+        return ("residuals", "velocities")
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> SparseState:
+        from thinwire.compress.select import prepare
+        from thinwire.compress.threshold import new_threshold
+
+        if self.momentum and any(bucket.companions for bucket in buckets):
+            raise SettingError(
+                f"{type(self).__name__}.momentum must be 0 with an optimizer that has momentum itself, got "
+                f"{self.momentum}",
+                hint="take it off the optimizer (SGD without momentum), or leave it to the optimizer alone",
+            )
+        residuals = [_wide(b.gradient[: b.exact_from]).clone().zero_() for b in buckets]
+        whole = [_wide(b.gradient[: b.num_parameters]).clone().zero_() for b in buckets if self.momentum]
+        if wire.world_size > 1:
+            for like in {(each.dtype, each.device): each for each in residuals if not each.is_meta}.values():
+                prepare(like)
+        numels = [bucket.exact_from for bucket in buckets]
+        state = SparseState(
+            residuals=residuals,
+            velocities=whole,
+            threshold=new_threshold(residuals),
+            weights=[float(numel) for numel in numels],
+            passed=[0.0] * len(buckets),
+            regions=[self.first_regions(numel, wire.world_size) for numel in numels],
+        )
+        gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
+        state.fixed = Fixed(buckets, self.second_lane(wire), finished(), gauge)
+        return state
+
+    def second_lane(self, wire: Wire) -> Wire:
+        """Where rounds go that follow upon another one; the same, where there are none."""
+        return wire
+
+    def first_regions(self, numel: int, world_size: int) -> list[int]:
+        """Where the region of each owner begins at first; none where nobody owns anything."""
+        return []
+
+    async def reduce(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
+        if bucket.index == 0:
+            self._begin(state, wire)
+        await take_off()
+        if self.clip_norm is not None:
+            await self._clip(bucket, state, wire.world_size, self.clip_norm)
+        self._accelerate_(bucket, state)
+        if wire.world_size == 1:
+            return
+        gauge = state.fixed.gauge
+        gauge.begin(wire.now())
+        form = state.fixed.forms[bucket.index]
+        if form is None:
+            await self._send_all(bucket, state, wire)
+        else:
+            cut = bucket.exact_from
+            residual = state.residuals[bucket.index]
+            turn = Turn(bucket.index, bucket.gradient[:cut], bucket.gradient[cut:], residual, form)
+            await self.share(turn, self._select(turn, state), state, wire)
+        gauge.end(wire.now())
+
+    def _begin(self, state: SparseState, wire: Wire) -> None:
+        """A step begins: how much room its messages have."""
+        state.step += 1
+        if state.step % DIVIDE_EVERY == 0 and any(state.passed):
+            state.weights = [1.0 + passed for passed in state.passed]
+            state.passed = [0.0] * len(state.passed)
+        fixed = state.fixed
+        sizes = Sizes(
+            tuple((b.gradient.numel(), b.gradient.element_size()) for b in fixed.buckets),
+            exact=tuple(b.gradient.numel() - b.exact_from for b in fixed.buckets),
+        )
+        fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size)
+        fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
+        fixed.issued = finished()
+        fixed.norm, fixed.squares = Work(), 0.0
+        fixed.sent = fixed.passed = 0
+
+    # -- the gradients of one worker ------------------------------------------------------------------
+
+    async def _clip(self, bucket: Gradients, state: SparseState, world_size: int, clip_norm: float) -> None:
+        fixed = state.fixed
+        gradients = bucket.gradient[: fixed.buckets[bucket.index].num_parameters]
+        fixed.squares += 0.0 if gradients.is_meta else float(gradients.norm()) ** 2
+        if bucket.index == len(fixed.buckets) - 1:
+            fixed.norm.finish()
+        await fixed.norm
+        scale = clip_norm / math.sqrt(world_size * fixed.squares) if fixed.squares > 0 else 1.0
+        if scale < 1:
+            gradients.mul_(scale)
+
+    def _accelerate_(self, bucket: Gradients, state: SparseState) -> None:
+        """Overwrite the gradients with what momentum makes of them."""
+        if self.momentum:
+            velocity = state.velocities[bucket.index]
+            gradients = bucket.gradient[: velocity.numel()]
+            velocity.mul_(self.momentum).add_(gradients)
+            gradients.copy_(velocity)
+
+    def _select(self, turn: Turn, state: SparseState) -> Message:
+        """Move the largest numbers from the residual to a message."""
+        from thinwire.compress.select import refuse, select_, select_largest_
+
+        message = Message(turn.new_words(turn.form.num_words), turn.form)
+        if turn.is_meta:
+            return message
+        name_at = state.fixed.buckets[turn.index].name_at
+        layout, parts = turn.form.layout, (turn.lossy, turn.residual)
+        if self.exact:
+            select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
+        else:
+            density = AIM * density_at(state.step, self.density, self.warmup_steps)
+            threshold = state.threshold.before(turn.index, *parts, density)
+            select_(*parts, threshold, message.sparse, layout, name_at=name_at)
+            state.threshold.after(turn.index, message.sparse)
+        if message.count == NOT_FINITE:
+            refuse(turn.residual, name_at)
+        message.tail(turn.residual).copy_(turn.tail)
+        state.fixed.sent += message.count
+        state.fixed.passed += message.passed
+        if self.momentum:  # what is sent shall not push on (factor masking)
+            state.velocities[turn.index][message.entries().index] = 0
+        return message
+
+    async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
+        """Send every number of a bucket, with what was kept of it."""
+        lossy, residual = bucket.gradient[: bucket.exact_from], state.residuals[bucket.index]
+        residual.add_(lossy)
+        lossy.copy_(residual)
+        residual.sub_(lossy)  # what half precision cannot hold
+        if self.momentum:
+            state.velocities[bucket.index][: bucket.exact_from] = 0
+        state.fixed.sent += lossy.numel()
+        state.fixed.passed += lossy.numel()
+        began_s = wire.now()
+        await wire.all_reduce_(bucket.gradient)
+        if state.step - self.warmup_steps in PROBES and lossy.numel():
+            state.fixed.gauge.probed(bucket.gradient.nbytes, wire.now() - began_s)
+        bucket.gradient.div_(wire.world_size)
+
+    # -- what it says of itself ---------------------------------------------------------------------
+
+    def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
+        forms = self._forms(sizes, [float(numel) for numel in _lossy(sizes)], step, cluster.world_size)
+        return self._rounds(forms, sizes, cluster.world_size)
+
+    def _rounds(self, forms: Sequence[Form | None], sizes: Sizes, world_size: int) -> Iterable[Round]:
+        for form, num_bytes in zip(forms, sizes.bucket_bytes(), strict=True):
+            if form is None:
+                yield Round(op="all_reduce", send_bytes=num_bytes)
+            else:
+                yield from self.sparse_rounds(form, world_size)
+
+    def _forms(self, sizes: Sizes, weights: Sequence[float], step: int, world_size: int) -> list[Form | None]:
+        """What the messages of a step look like; None: that bucket goes dense."""
+        numels, quantum = _lossy(sizes), self.quantum(world_size)
+        room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
+        rooms = divide_room(numels, weights, room, quantum)
+        forms = [
+            form_of(room, all_of_it - numel, itemsize, self.payload) if room else None
+            for room, numel, (all_of_it, itemsize) in zip(rooms, numels, sizes.buckets, strict=True)
+        ]
+        dense: list[Form | None] = [None] * len(forms)
+        if step < self.warmup_steps:
+            sent = [
+                total(self._rounds(each, sizes, world_size), rank=0, world_size=world_size).sent_bytes
+                for each in (forms, dense)
+            ]
+            return forms if sent[0] < sent[1] else dense
+        if step - self.warmup_steps in PROBES:
+            forms[numels.index(max(numels))] = None
+        return forms
+
+    def instruments(self, state: SparseState) -> Mapping[str, float]:
+        fixed = state.fixed
+        numel = sum(residual.numel() for residual in state.residuals)
+        return {
+            "density": fixed.sent / max(1, numel),
+            "left_share": (fixed.passed - fixed.sent) / max(1, fixed.passed),
+            "sparse_s": fixed.gauge.sparse_s,
+            "dense_s": fixed.gauge.dense_s,
+        }
+
+
+def _lossy(sizes: Sizes) -> list[int]:
+    """How many numbers of each bucket need not arrive exact."""
+    exact = sizes.exact or (0,) * len(sizes.buckets)
+    return [numel - part for (numel, _), part in zip(sizes.buckets, exact, strict=True)]
+
+
+def _wide(data: Tensor) -> Tensor:
+    """Half precision is too little to add up in."""
+    return data.float() if data.element_size() < 4 else data

@@ -1,0 +1,67 @@
+"""Does it pay? How long selecting and sending takes, and how long sending everything would; no torch."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+_log = logging.getLogger("thinwire")
+
+PROBES = range(3, 6)
+"""Steps after the warm-up in which the largest bucket goes dense, to learn what that takes on this wire."""
+JUDGED = 12
+"""Steps after the warm-up at which the two are compared."""
+
+
+@dataclass(slots=True)
+class Gauge:
+    """Of one worker.
+
+    Sending everything is taken to last as long per byte as an all-reduce of the largest bucket did, the
+    shortest of a few. Against it stand the seconds of a step in which at least one bucket was being selected,
+    sent or merged, again the shortest: so a peer that was late once does not count.
+    """
+
+    dense_bytes: int
+    """Of all buckets."""
+    sparse_s: float = 0.0
+    """Selecting and sending, in one step; 0: not known yet."""
+    dense_s: float = 0.0
+    """What an all-reduce of everything would take; 0: not known yet."""
+    _under_way: int = 0
+    _since_s: float = 0.0
+    _busy_s: float = 0.0
+    _steps_s: list[float] = field(default_factory=list)
+    _probes_s: list[float] = field(default_factory=list)
+
+    def begin(self, now_s: float) -> None:
+        """A bucket is taken up."""
+        if self._under_way == 0:
+            self._since_s = now_s
+        self._under_way += 1
+
+    def end(self, now_s: float) -> None:
+        """A bucket is done with."""
+        self._under_way -= 1
+        if self._under_way == 0:
+            self._busy_s += now_s - self._since_s
+
+    def probed(self, num_bytes: int, seconds: float) -> None:
+        """So many bytes went dense."""
+        self._probes_s.append(seconds * self.dense_bytes / num_bytes)
+
+    def next_step(self, step: int, name: str, *, tell: bool) -> None:
+        """A step begins, counted from the end of the warm-up; judge when there is enough to go by."""
+        if step - 1 > PROBES[-1]:
+            self._steps_s.append(self._busy_s)
+        self._busy_s = 0.0
+        if step == JUDGED and self._probes_s and self._steps_s:
+            self.sparse_s, self.dense_s = min(self._steps_s), min(self._probes_s)
+            if tell and self.sparse_s > self.dense_s:
+                _log.warning(
+                    "%s does not pay here: selecting and sending takes %.3g s of every step, "
+                    "sending everything with AllReduce() about %.3g s",
+                    name,
+                    self.sparse_s,
+                    self.dense_s,
+                )

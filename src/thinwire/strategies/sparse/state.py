@@ -1,0 +1,58 @@
+"""What moves in a top-k strategy: what was not sent yet, and where large numbers were found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from thinwire.strategies.base import Bucket
+from thinwire.strategies.sparse.form import Form
+from thinwire.strategies.sparse.gauge import Gauge
+from thinwire.wire.base import Wire, Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinwire.compress.threshold import Threshold
+
+
+@dataclass(slots=True)
+class Fixed:
+    """What does not move, and is made anew at every start."""
+
+    buckets: Sequence[Bucket]
+    lane: Wire
+    """For rounds that follow upon another one."""
+    issued: Work
+    """Ends when the last bucket so far has begun its round on that lane: there they keep their order."""
+    gauge: Gauge
+    forms: list[Form | None] = field(default_factory=list)
+    """Of this step's messages; None: that bucket goes dense."""
+    norm: Work = field(default_factory=Work)
+    """Ends when all gradients of a step have come; used to clip them."""
+    squares: float = 0.0
+    sent: int = 0
+    """Numbers of this step in messages of this worker."""
+    passed: int = 0
+    """Numbers of this step above its threshold."""
+
+
+@dataclass(slots=True)
+class SparseState:
+    """Of one worker. Lists are in the order of buckets."""
+
+    residuals: list[Tensor]
+    """What was not sent yet, not divided by the number of workers; without the part that goes exact."""
+    velocities: list[Tensor]
+    """With momentum correction: what momentum has made of this worker's gradients."""
+    threshold: Threshold
+    weights: list[float]
+    """How the room in messages is divided; the same on all workers."""
+    passed: list[float]
+    """How many numbers passed the threshold since then, summed over workers; the same on all of them."""
+    regions: list[list[int]]
+    """With owners: where the region of each of them begins; the same on all workers."""
+    step: int = -1
+    """Of the gradients under way."""
+    fixed: Fixed = field(init=False, repr=False)

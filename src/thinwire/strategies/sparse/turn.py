@@ -1,0 +1,138 @@
+"""One bucket in one step: its message, and what comes of all messages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from thinwire.compress.layout import COUNT, PASSED
+from thinwire.strategies.sparse.form import Form
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinwire.compress.sparse import Sparse
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What travels: `form.num_words` words."""
+
+    words: Tensor
+    form: Form
+
+    @property
+    def sparse(self) -> Tensor:
+        """The part that `thinwire.compress` reads and writes."""
+        return self.words[: self.form.layout.num_words]
+
+    def tail(self, like: Tensor) -> Tensor:
+        """The part that travels as it is, a view with the dtype of `like`."""
+        return self.words[self.form.layout.num_words :].view(like.dtype)[: self.form.tail]
+
+    @property
+    def count(self) -> int:
+        return int(self.words[COUNT])
+
+    @property
+    def passed(self) -> int:
+        """How many numbers were above the threshold, of all workers whose entries are in here."""
+        return int(self.words[PASSED])
+
+    def entries(self) -> Sparse:
+        from thinwire.compress.sparse import read
+
+        return read(self.sparse, self.form.layout)
+
+    def write_(self, entries: Sparse, passed: int) -> None:
+        """Overwrite the entries."""
+        from thinwire.compress.sparse import write_
+
+        write_(self.sparse, self.form.layout, entries)
+        self.words[PASSED] = passed
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """The gradients of one bucket while they are reduced."""
+
+    index: int
+    """Of the bucket."""
+    lossy: Tensor
+    """Gradients of which only the large ones are sent."""
+    tail: Tensor
+    """What is sent as it is."""
+    residual: Tensor
+    form: Form
+    """Of the message with what this worker sends."""
+
+    @property
+    def is_meta(self) -> bool:
+        """Sizes alone, without numbers."""
+        return self.lossy.is_meta
+
+    def new_words(self, count: int) -> Tensor:
+        """Room for messages of so many words, all zero."""
+        from thinwire.compress.sparse import new_message
+
+        return new_message(self.form.layout, self.residual).new_zeros(count)
+
+    def give_back_(self, entries: Sparse) -> None:
+        """What is not applied stays to be sent later."""
+        from thinwire.compress.sparse import add_
+
+        add_(self.residual, entries)
+
+    def finish_(self, sums: Iterable[Sparse], tail: Tensor, world_size: int) -> None:
+        """Overwrite the gradients with the mean: these entries, and this tail, of sums over workers."""
+        from thinwire.compress.sparse import add_
+
+        # Half-precision gradients are summed in what their residual has.
+        wide = (
+            self.lossy
+            if self.lossy.dtype == self.residual.dtype
+            else self.residual.new_zeros(self.lossy.shape)
+        )
+        wide.zero_()
+        for entries in sums:
+            add_(wide, entries, 1 / world_size)
+        if wide is not self.lossy:
+            self.lossy.copy_(wide)
+        self.tail.copy_(tail).div_(world_size)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Several messages of one form that lie one after another."""
+
+    words: Tensor
+    form: Form
+
+    @classmethod
+    def new(cls, turn: Turn, form: Form, count: int) -> Rows:
+        """So many empty ones."""
+        return cls(turn.new_words(count * form.num_words), form)
+
+    @property
+    def rows(self) -> Tensor:
+        return self.words.view(-1, self.form.num_words)
+
+    @property
+    def passed(self) -> int:
+        """How many numbers were above the threshold, of all workers whose entries are in here."""
+        return int(self.rows[:, PASSED].sum())
+
+    def messages(self) -> list[Message]:
+        return [Message(row, self.form) for row in self.rows]
+
+    def tails(self, like: Tensor) -> Tensor:
+        """The parts that travel as they are, in rows."""
+        return self.rows[:, self.form.layout.num_words :].view(like.dtype)[:, : self.form.tail]
+
+    def write_tail_(self, tail: Tensor, like: Tensor) -> None:
+        """Cut a tail into equal parts, one for each message."""
+        tails = self.tails(like)
+        padded = like.new_zeros(tails.numel())
+        padded[: tail.numel()] = tail
+        tails.copy_(padded.view(tails.shape))

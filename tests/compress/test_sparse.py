@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.compress.kinds import WITHOUT_TRITON, using
+from thinwire.compress.layout import SparseLayout
+from thinwire.compress.sparse import (
+    Sparse,
+    add_,
+    empty_sparse,
+    keep_largest,
+    merge,
+    merge_largest,
+    new_message,
+    read,
+    without,
+    write_,
+)
+from thinwire.errors import SettingError
+
+VECTORS = st.dictionaries(st.integers(0, 40), st.integers(-3, 3).map(float), max_size=20)
+Vector = dict[int, float]
+
+
+def sparse(vector: Vector, dtype: torch.dtype = torch.float32) -> Sparse:
+    index = sorted(vector)
+    return Sparse(
+        torch.tensor(index, dtype=torch.int32), torch.tensor([vector[i] for i in index], dtype=dtype)
+    )
+
+
+def plain(entries: Sparse) -> Vector:
+    index: list[int] = entries.index.tolist()
+    assert index == sorted(set(index))
+    assert entries.index.dtype == torch.int32
+    return dict(zip(index, entries.value.tolist(), strict=True))
+
+
+def summed(a: Vector, b: Vector) -> Vector:
+    return {i: a.get(i, 0.0) + b.get(i, 0.0) for i in a.keys() | b.keys()}
+
+
+def largest(vector: Vector, k: int) -> set[int]:
+    return set(sorted(vector, key=lambda i: (-abs(vector[i]), i))[:k])
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TRITON)
+@given(a=VECTORS, b=VECTORS, dtype=st.sampled_from([torch.float32, torch.float64]))
+@settings(deadline=None)
+def test_merge_adds_what_both_have(kind: str, a: Vector, b: Vector, dtype: torch.dtype) -> None:
+    with using(kind):
+        total = merge(sparse(a, dtype), sparse(b, dtype))
+    assert plain(total) == summed(a, b)
+    assert total.value.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TRITON)
+@given(a=VECTORS, b=VECTORS, k=st.integers(0, 45))
+@settings(deadline=None)
+def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
+    kind: str, a: Vector, b: Vector, k: int
+) -> None:
+    with using(kind):
+        kept, dropped = merge_largest(sparse(a), sparse(b), k)
+    total = summed(a, b)
+    keep = largest(total, k)
+    assert plain(kept) == {i: total[i] for i in keep}
+    assert plain(dropped) == {i: total[i] for i in total.keys() - keep}
+
+
+@given(a=VECTORS, b=VECTORS)
+def test_without(a: Vector, b: Vector) -> None:
+    rest = without(sparse(a), sparse(b).index)
+    assert plain(rest) == {i: value for i, value in a.items() if i not in b}
+
+
+@given(a=VECTORS, scale=st.sampled_from([1.0, 0.25]), dtype=st.sampled_from([torch.float32, torch.bfloat16]))
+def test_add_to_a_dense_vector(a: Vector, scale: float, dtype: torch.dtype) -> None:
+    dense = torch.ones(41, dtype=dtype)
+    add_(dense, sparse(a), scale)
+    assert dense.tolist() == [1 + scale * a.get(i, 0.0) for i in range(41)]
+
+
+@given(a=VECTORS, spare=st.integers(0, 3), itemsize=st.sampled_from([4, 8]))
+def test_entries_go_through_a_message_unchanged(a: Vector, spare: int, itemsize: int) -> None:
+    layout = SparseLayout(capacity=max(1, len(a) + spare), itemsize=itemsize)
+    value = torch.float32 if itemsize == 4 else torch.float64
+    message = new_message(layout, torch.empty(0))
+    assert plain(read(message, layout)) == {}
+    write_(message, layout, sparse(a, value))
+    assert plain(read(message, layout)) == a
+    assert read(message, layout).value.dtype == value
+    assert message.nbytes == layout.num_bytes
+
+
+def test_bf16_rounds_values_and_takes_less() -> None:
+    layout = SparseLayout(capacity=4, values="bf16")
+    message = new_message(layout, torch.empty(0))
+    write_(message, layout, sparse({3: 1.0, 7: 1.003}))
+    assert plain(read(message, layout)) == {3: 1.0, 7: 1.0}
+    assert layout.num_bytes < SparseLayout(capacity=4).num_bytes
+
+
+def test_nothing_merges_with_nothing() -> None:
+    nothing = empty_sparse(torch.empty(0))
+    assert plain(merge(nothing, nothing)) == {}
+    kept, dropped = keep_largest(nothing, 3)
+    assert plain(kept) == plain(dropped) == {}
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [({"capacity": 0}, "capacity"), ({"capacity": 1, "values": "int3"}, "values")],
+)
+def test_wrong_settings_are_named(settings: dict[str, Tensor], field: str) -> None:
+    with pytest.raises(SettingError, match=field):
+        SparseLayout(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,141 @@
+"""The hook inside DistributedDataParallel, in spawned Gloo processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import thinwire as tw
+from tests.worlds import run_processes
+from thinwire.errors import SettingError, UsageError
+from thinwire.integrations.ddp import SETTLING_STEPS, HookState
+from thinwire.strategies.base import Strategy
+from thinwire.strategies.sparse.gauge import PROBES
+
+STEPS = 8
+GTOPK = tw.GTopK(density=0.05)
+
+
+@dataclass
+class Trained:
+    weights: list[Tensor]
+    gradients: list[list[Tensor]]
+    """As the optimizer saw them, of every step."""
+    saved: dict[str, Any]
+    buckets: list[int]
+    """Of every step."""
+
+
+def model_of(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 30), nn.Tanh(), nn.Linear(30, 1)
+    ).double()
+
+
+def train(strategy: Strategy | None, steps: range, start: Any = None) -> Trained:
+    """Train under DDP, with the hook if there is a strategy; `start` is what another training ended with."""
+    rank = dist.get_rank()
+    inner = model_of(seed=0)
+    model = DistributedDataParallel(inner, bucket_cap_mb=0.002)  # type: ignore[no-untyped-call]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    state: HookState | None = None
+    buckets: list[int] = []
+    if strategy is not None:
+        state, hook = tw.ddp_hook(strategy)
+        if start is not None:
+            inner.load_state_dict(start["model"])
+            states = start["hooks"]
+            state.load_state_dict(states[rank]) if len(states) == state._wire.world_size else state.resize(
+                states
+            )
+
+        def counted(state: HookState, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+            if bucket.index() == 0:
+                buckets.append(0)
+            buckets[-1] += 1
+            return hook(state, bucket)
+
+        model.register_comm_hook(state, counted)
+    gradients = []
+    for step in steps:
+        generator = torch.Generator().manual_seed(100 * step + rank)
+        x = torch.randn(4, 40, generator=generator, dtype=torch.float64)
+        optimizer.zero_grad()
+        (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+        gradients.append([p.grad.clone() for p in inner.parameters() if p.grad is not None])
+        optimizer.step()
+    weights = [p.detach().clone() for p in inner.parameters()]
+    saved: dict[str, Any] = {"model": inner.state_dict()}
+    if state is not None:
+        saved["hook"] = state.state_dict()
+        state.close()
+    return Trained(weights, gradients, saved, buckets)
+
+
+def several() -> dict[str, Any]:
+    """All of it in one world: processes take seconds to start."""
+    found: dict[str, Any] = {
+        "plain": train(None, range(STEPS)),
+        "all-reduce": train(tw.AllReduce(), range(STEPS)),
+        "gtopk": train(GTOPK, range(STEPS)),
+        "oktopk": train(tw.OkTopK(density=0.05), range(STEPS)),
+        "first": train(GTOPK, range(4)),
+    }
+    hooks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(hooks, found["first"].saved["hook"])  # type: ignore[no-untyped-call]
+    start = {"model": found["first"].saved["model"], "hooks": hooks}
+    found["second"] = train(GTOPK, range(4, 4 + SETTLING_STEPS), start)
+    found["fewer"] = train(GTOPK, range(4, 4 + SETTLING_STEPS + 1), {**start, "hooks": [*hooks, hooks[0]]})
+    found["hooks"] = hooks
+    return found
+
+
+@pytest.mark.processes
+def test_gradients_go_the_way_of_the_strategy() -> None:
+    ranks = run_processes(2, several)
+    for name in ("plain", "all-reduce", "gtopk", "oktopk"):
+        pairs = zip(ranks[0][name].weights, ranks[1][name].weights, strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs), name
+    found = ranks[0]
+    # averaged once, whatever DDP does to its buckets meanwhile
+    for ours, theirs in zip(found["all-reduce"].weights, found["plain"].weights, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for step in range(STEPS):
+        large = [g for g in found["gtopk"].gradients[step] if g.dim() > 1]
+        share = sum(int((g != 0).sum()) for g in large) / sum(g.numel() for g in large)
+        if step < SETTLING_STEPS:
+            assert share == 1
+        else:  # in its steps 3 to 5 the largest bucket goes dense
+            assert (share > 0.5) == (step - SETTLING_STEPS in PROBES), (step, share)
+    buckets = found["gtopk"].buckets
+    assert buckets[0] < buckets[1] == buckets[-1]  # DDP has arranged them anew
+    _check_saved(ranks)
+
+
+def _check_saved(ranks: list[dict[str, Any]]) -> None:
+    hooks = ranks[0]["hooks"]
+    before = sum(torch.cat(hook["state"]["residuals"]) for hook in hooks)
+    assert bool(before.any())
+    # not used up while DDP's buckets are unknown, and still there to be saved again
+    again = sum(torch.cat(each["second"].saved["hook"]["state"]["residuals"]) for each in ranks)
+    torch.testing.assert_close(again, before)
+    # saved by three (of whom the third is the first once more), taken over by two
+    assert ranks[0]["fewer"].saved["hook"]["state"]["step"] == hooks[0]["state"]["step"] + 1
+
+
+@pytest.mark.parametrize("strategy", [tw.GossipGraD(), tw.AllReduce(overlap="forward")], ids=repr)
+def test_only_strategies_that_reduce_in_backward(strategy: Strategy) -> None:
+    with pytest.raises(SettingError, match="strategy must be one that has gradients reduced"):
+        tw.ddp_hook(strategy)
+
+
+def test_without_a_process_group_there_is_nothing_to_hook_into() -> None:
+    with pytest.raises(UsageError, match="ddp_hook needs a process group"):
+        tw.ddp_hook(tw.GTopK())

@@ -1,0 +1,87 @@
+"""No gradient is lost, all workers hold the same bits, and what is sent is what was said."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import thinwire as tw
+from tests.strategies.sparse.world import Shapes, World, random_gradients
+from thinwire.strategies.sparse.base import SparseStrategy
+from thinwire.traffic import Cluster, total
+
+STEPS = 200
+FEW: Shapes = [(300, 7), (0, 5), (500, 0)]
+"""Some numbers of each bucket may be lossy, some must be exact; a bucket without the former goes dense."""
+MANY: Shapes = [(700, 3)]
+
+
+def run(strategy: SparseStrategy, world_size: int, shapes: Shapes, steps: int = STEPS) -> World:
+    """Feed gradients in and check after every step; the world then, with nothing lost."""
+    world = World(strategy, world_size, shapes)
+    drawn = [random_gradients(world_size, shapes, seed) for seed in range(5)]
+    fed = [torch.zeros(lossy, dtype=torch.float64) for lossy, _ in shapes]
+    applied = [torch.zeros(lossy, dtype=torch.float64) for lossy, _ in shapes]
+    for step in range(steps):
+        gradients = drawn[step % len(drawn)]
+        results = world.step(gradients)
+        for bucket, (lossy, _) in enumerate(shapes):
+            first = results[0][bucket]
+            assert all(torch.equal(each[bucket], first) for each in results)
+            sums = torch.stack([each[bucket] for each in gradients]).sum(0)
+            assert close(first[lossy:] * world_size, sums[lossy:])
+            fed[bucket] += sums[:lossy]
+            applied[bucket] += first[:lossy]
+    for bucket in range(len(shapes)):
+        assert close(world_size * applied[bucket] + world.residual(bucket), fed[bucket])
+    return world
+
+
+def close(ours: Tensor, theirs: Tensor) -> bool:
+    """The same but for rounding."""
+    return bool(((ours - theirs).abs() <= 1e-12 * (1 + theirs.abs().max() if len(theirs) else 1)).all())
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
+@pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 16, 33])
+def test_what_is_fed_in_is_applied_or_kept(strategy: type[SparseStrategy], world_size: int) -> None:
+    made = strategy(density=0.02)
+    world = run(made, world_size, FEW if world_size <= 4 else MANY)
+    cluster = Cluster(world_size=world_size)
+    stated = [each for step in range(STEPS) for each in made.rounds(world.sizes, cluster, step)]
+    for rank, meter in enumerate(world.meters):
+        assert meter.traffic == total(stated, rank=rank, world_size=world_size)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        tw.TopK(density=0.02, payload="bf16", warmup_steps=9),
+        tw.GTopK(density=0.02, payload="bf16", exact=True),
+        tw.OkTopK(density=0.02, payload="bf16"),
+    ],
+    ids=repr,
+)
+def test_neither_is_what_rounding_cuts_off(strategy: SparseStrategy) -> None:
+    run(strategy, 5, FEW, steps=40)
+
+
+def test_half_precision_gradients_are_kept_in_single() -> None:
+    world = World(tw.GTopK(density=0.05), 3, [(400, 2)], torch.bfloat16)
+    fed, applied = torch.zeros(400), torch.zeros(400)
+    for step in range(30):
+        gradients = random_gradients(3, [(400, 2)], step, torch.bfloat16)
+        results = world.step(gradients)
+        fed += torch.stack([each[0] for each in gradients]).float().sum(0)[:400]
+        applied += results[0][0][:400].float()
+    assert world.states[0].residuals[0].dtype == torch.float32
+    assert ((fed - 3 * applied - world.residual(0)).abs() <= 0.01 * fed.abs().max()).all()
+
+
+def test_room_goes_where_large_numbers_are() -> None:
+    shapes: Shapes = [(1000, 0), (1000, 0)]
+    world = run(tw.GTopK(density=0.02), 4, shapes, steps=40)  # numbers of bucket 1 are three times as large
+    first, second = (form.layout.capacity for form in world.states[0].fixed.forms if form)
+    assert first + second == 40
+    assert second > 2 * first

@@ -1,0 +1,166 @@
+"""Momentum, clipping, warm-up, wrong settings, and what is said when it does not pay."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import thinwire as tw
+from tests.strategies.sparse.world import World, random_gradients
+from tests.worlds import run_threads
+from thinwire.errors import NumericError, PeerLost, SettingError
+from thinwire.strategies.sparse.gauge import JUDGED, PROBES, Gauge
+from thinwire.wire.base import Wire
+
+SHAPE = [(300, 4)]
+
+
+def test_momentum_is_corrected_and_masked() -> None:
+    """Against DGC written down in a few lines."""
+    strategy, size = tw.TopK(density=0.04, exact=True, momentum=0.9), 3
+    world = World(strategy, size, SHAPE)
+    speed = [torch.zeros(304, dtype=torch.float64) for _ in range(size)]
+    kept = [torch.zeros(300, dtype=torch.float64) for _ in range(size)]
+    for step in range(3):
+        gradients = random_gradients(size, SHAPE, step)
+        [applied] = world.step(gradients)[0]
+        expected = torch.zeros(304, dtype=torch.float64)
+        for rank in range(size):
+            speed[rank] = 0.9 * speed[rank] + gradients[rank][0]
+            kept[rank] += speed[rank][:300]
+            sent = kept[rank].abs().topk(12).indices
+            expected[sent] += kept[rank][sent]
+            expected[300:] += speed[rank][300:]
+            kept[rank][sent] = 0
+            speed[rank][sent] = 0
+        torch.testing.assert_close(applied, expected / size, rtol=1e-12, atol=1e-12)
+
+
+def test_momentum_of_a_world_of_one_is_that_of_sgd() -> None:
+    def weights(strategy: tw.GTopK | tw.Silent, momentum: float) -> Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
+        with tw.attach(model, optimizer, strategy):
+            for step in range(4):
+                optimizer.zero_grad()
+                model(torch.full((2, 6), step + 1.0)).square().sum().backward()
+                optimizer.step()
+        return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+    torch.testing.assert_close(weights(tw.GTopK(momentum=0.9), 0.0), weights(tw.Silent(), 0.9))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_two_momenta_are_refused(optimizer: type[torch.optim.Optimizer]) -> None:
+    model = nn.Linear(4, 2)
+    options = {"momentum": 0.9} if optimizer is torch.optim.SGD else {}
+    with pytest.raises(SettingError, match=r"GTopK\.momentum must be 0 with an optimizer that has momentum"):
+        tw.attach(model, optimizer(model.parameters(), lr=0.1, **options), tw.GTopK(momentum=0.9))  # type: ignore[call-arg]
+
+
+def test_gradients_are_clipped_before_they_are_selected() -> None:
+    gradients = random_gradients(4, [(300, 4), (50, 0)], seed=1)
+    clipped = []
+    for own in gradients:
+        norm = math.sqrt(sum(float(each.square().sum()) for each in own))
+        clipped.append([each * min(1.0, 8.0 / 2 / norm) for each in own])
+    ours = World(tw.GTopK(clip_norm=8.0), 4, [(300, 4), (50, 0)]).step(gradients)
+    theirs = World(tw.GTopK(), 4, [(300, 4), (50, 0)]).step(clipped)
+    for a, b in zip(ours[0], theirs[0], strict=True):
+        torch.testing.assert_close(a, b)
+    huge = World(tw.GTopK(clip_norm=1e9), 4, [(300, 4), (50, 0)]).step(gradients)
+    plain = World(tw.GTopK(), 4, [(300, 4), (50, 0)]).step(gradients)
+    assert all(torch.equal(a, b) for a, b in zip(huge[0], plain[0], strict=True))
+
+
+def test_a_dense_step_applies_everything_that_was_kept() -> None:
+    world = World(tw.TopK(), 2, SHAPE)
+    for step in range(PROBES[0] + 1):
+        world.step(random_gradients(2, SHAPE, step))
+        assert bool(world.residual(0).any()) == (step not in PROBES)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"density": 0.0}, r"TopK\.density must be above 0 and at most 1, got 0\.0"),
+        ({"density": 1.5}, r"TopK\.density must be above 0"),
+        ({"payload": "fp8"}, r"TopK\.payload must be one of 'fp32', 'bf16', got 'fp8'"),
+        ({"warmup_steps": -1}, r"TopK\.warmup_steps must be 0 or more steps, got -1"),
+        ({"momentum": 1.0}, r"TopK\.momentum must be 0 or more and below 1, got 1\.0"),
+        ({"clip_norm": 0.0}, r"TopK\.clip_norm must be None or a positive number, got 0\.0"),
+    ],
+)
+def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
+    for strategy in (tw.TopK, tw.GTopK, tw.OkTopK):
+        with pytest.raises(SettingError, match=message):
+            strategy(**settings)  # type: ignore[arg-type]
+
+
+def test_what_is_not_finite_is_refused_by_name_and_everyone_learns_of_it() -> None:
+    def worker(wire: Wire) -> str:
+        model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        try:
+            with tw.attach(model, optimizer, tw.GTopK(density=0.2), process_group=wire, timeout_s=30):
+                for step in range(3):
+                    bad = math.nan if wire.rank == 1 and step == 2 else 1.0
+                    model(torch.full((2, 8), bad)).sum().backward()
+                    optimizer.step()
+        except (NumericError, PeerLost) as error:
+            return f"{type(error).__name__}: {error}"
+        return "nothing"
+
+    other, own = run_threads(2, worker)
+    assert own.startswith("NumericError")
+    assert "1.weight" in own
+    assert other.startswith("PeerLost")
+    assert "1.weight" in other
+
+
+def judged(sparse_s: float, probe_s: float) -> Gauge:
+    gauge = Gauge(dense_bytes=1000)
+    now_s = 0.0
+    for step in range(JUDGED + 3):
+        gauge.next_step(step, "TopK", tell=True)
+        for _ in range(2):  # two buckets, one beginning before the other has ended
+            gauge.begin(now_s)
+            gauge.begin(now_s + 0.1 * sparse_s)
+            gauge.end(now_s + 0.3 * sparse_s)
+            gauge.end(now_s + 0.5 * sparse_s)
+            now_s += sparse_s
+        if step in PROBES:
+            gauge.probed(100, probe_s)
+    return gauge
+
+
+def test_says_once_if_it_does_not_pay(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="thinwire"):
+        gauge = judged(sparse_s=0.5, probe_s=0.04)
+        assert gauge.sparse_s == pytest.approx(0.5)
+        assert gauge.dense_s == pytest.approx(0.4)
+        [said] = caplog.messages
+        assert said == (
+            "TopK does not pay here: selecting and sending takes 0.5 s of every step, "
+            "sending everything with AllReduce() about 0.4 s"
+        )
+        caplog.clear()
+        judged(sparse_s=0.5, probe_s=0.06)
+        assert not caplog.messages
+
+
+def test_tells_of_itself() -> None:
+    strategy = tw.TopK(density=0.04)
+    world = World(strategy, 2, SHAPE)
+    for step in range(JUDGED + 2):
+        world.step(random_gradients(2, SHAPE, step))
+    told = strategy.instruments(world.states[0])
+    assert 0 < told["density"] <= 0.04
+    assert 0 <= told["left_share"] < 1
+    assert told["sparse_s"] > 0
+    assert told["dense_s"] > 0
