@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +29,13 @@ SYNCHRONOUS = [
 ASYNCHRONOUS = [
     tw.GossipGraD(payload=payload, share=share, asynchronous=True) for payload in PAYLOADS for share in SHARES
 ]
+Case = tuple[tw.GossipGraD, int]
 
 
-def on_cubes(strategies: list[tw.GossipGraD]) -> list[tw.GossipGraD]:
-    return [replace(strategy, topology="hypercube") for strategy in strategies]
-
-
-def in_worlds(strategies: list[tw.GossipGraD], any_size: list[int], powers: list[int]) -> Any:
+def in_worlds(strategies: list[tw.GossipGraD], any_size: list[int], powers: list[int]) -> list[Case]:
     """Every strategy by both topologies, each in worlds that it allows."""
-    cases = [(strategy, size) for strategy in strategies for size in any_size]
-    cases += [(strategy, size) for strategy in on_cubes(strategies) for size in powers]
-    return pytest.mark.parametrize(("strategy", "world_size"), cases, ids=repr)
+    cubes = [replace(strategy, topology="hypercube") for strategy in strategies]
+    return [*product(strategies, any_size), *product(cubes, powers)]
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8, 16])
@@ -57,7 +54,11 @@ def test_one_peer_per_worker_and_step_and_one_message_per_bucket_in_use(
             assert sorted(tag for _, tag, _ in wire.sent) == sorted(state.turn.window.spans)
 
 
-@in_worlds(SYNCHRONOUS, [2, 7, 33], [4, 32])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [*in_worlds(SYNCHRONOUS, [2, 7], [4]), *in_worlds(SYNCHRONOUS[1::4], [33], [32])],
+    ids=repr,
+)
 def test_the_sum_over_workers_never_changes(strategy: tw.GossipGraD, world_size: int) -> None:
     village = Village(strategy, world_size, seed=world_size)
     for _ in range(12):
@@ -68,7 +69,7 @@ def test_the_sum_over_workers_never_changes(strategy: tw.GossipGraD, world_size:
         assert (total - village.expected).abs().max() < 1e-12 * world_size
 
 
-@in_worlds(SYNCHRONOUS[:-1], [5], [8])
+@pytest.mark.parametrize(("strategy", "world_size"), in_worlds(SYNCHRONOUS[:-1], [5], [8]), ids=repr)
 def test_nor_where_some_are_a_round_ahead_of_others(strategy: tw.GossipGraD, world_size: int) -> None:
     """Messages arrive at random, and whoever has its own goes on."""
     village = Village(strategy, world_size, seed=world_size)
@@ -91,7 +92,11 @@ def test_nor_where_some_are_a_round_ahead_of_others(strategy: tw.GossipGraD, wor
     assert (total - village.expected).abs().max() < 1e-12 * world_size
 
 
-@in_worlds(ASYNCHRONOUS, [2, 5, 33], [4, 16])
+@pytest.mark.parametrize(
+    ("strategy", "world_size"),
+    [*in_worlds(ASYNCHRONOUS, [2, 5], [8]), *in_worlds(ASYNCHRONOUS[::4], [33], [32])],
+    ids=repr,
+)
 def test_no_mass_is_lost_however_late_messages_come(strategy: tw.GossipGraD, world_size: int) -> None:
     """Workers step at random, messages arrive at random: values and masses, under way or not, add up."""
     village = Village(strategy, world_size, seed=world_size)
@@ -126,7 +131,7 @@ def test_log2_rounds_without_updates_give_the_exact_mean(topology: Any, world_si
         assert (village.flat(rank) - village.expected / world_size).abs().max() < 1e-13
 
 
-@pytest.mark.parametrize("strategy", [*SYNCHRONOUS[:-1], *ASYNCHRONOUS], ids=repr)
+@pytest.mark.parametrize("strategy", [*SYNCHRONOUS[2:9:3], *ASYNCHRONOUS[2:9:3]], ids=repr)
 def test_workers_come_together(strategy: tw.GossipGraD) -> None:
     """Also where the window's rounds and the schedule's have a common divisor (4 and 4, here)."""
     village = Village(strategy, 16, alike=False)

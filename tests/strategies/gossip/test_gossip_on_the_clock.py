@@ -28,17 +28,17 @@ def test_the_same_clock_gives_the_same_bits(strategy: Strategy) -> None:
     )
 
 
-def test_seven_keep_their_speed_beside_a_slow_one() -> None:
-    start, slow = weights(), ("7=0.5",)
+def test_others_keep_their_speed_beside_a_slow_one() -> None:
+    start, slow = weights(), ("4=0.5",)
     together, apart = dict[int, float](), dict[int, float]()
-    on_the_clock(tw.AllReduce(), 8, start, dropout=False, batched=True, slow=slow, ended_s=together)
+    on_the_clock(tw.AllReduce(), 5, start, dropout=False, batched=True, slow=slow, ended_s=together)
     on_the_clock(
-        tw.GossipGraD(asynchronous=True), 8, start, dropout=False, batched=True, slow=slow, ended_s=apart
+        tw.GossipGraD(asynchronous=True), 5, start, dropout=False, batched=True, slow=slow, ended_s=apart
     )
     alone_s = STEPS * COMPUTE_S
     assert min(together.values()) > 1.9 * alone_s
-    assert max(apart[host] for host in range(7)) < alone_s / 0.95
-    assert apart[7] == pytest.approx(2 * alone_s, rel=0.05)
+    assert max(apart[host] for host in range(4)) < alone_s / 0.95
+    assert apart[4] == pytest.approx(2 * alone_s, rel=0.05)
 
 
 def test_asynchronous_sizes_alone_never_wait() -> None:
