@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import GradBucket
 
 from thinwire.engine import state as plain
 from thinwire.engine.attach import TIMEOUT_S
@@ -38,7 +39,7 @@ class _Place:
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() <= 1)
         return cls(ParameterBucket(index, names, parameters), order)
 
-    def tensors(self, bucket: dist.GradBucket) -> list[Tensor]:
+    def tensors(self, bucket: GradBucket) -> list[Tensor]:
         gradients = bucket.gradients()
         return [gradients[i] for i in self.order]
 
@@ -71,7 +72,7 @@ class HookState:
 
     # -- reducing -----------------------------------------------------------------------------------
 
-    def reduce(self, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+    def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The mean over workers of a bucket's gradients, or what the strategy makes of it."""
         if bucket.index() == 0:
             if self.steps >= SETTLING_STEPS and not self._places:
@@ -148,7 +149,7 @@ class HookState:
 
 def ddp_hook(
     strategy: Strategy, *, process_group: dist.ProcessGroup | None = None, timeout_s: float = TIMEOUT_S
-) -> tuple[HookState, Callable[[HookState, dist.GradBucket], torch.futures.Future[Tensor]]]:
+) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[Tensor]]]:
     """What `register_comm_hook` of a DDP model wants: a state and a hook; called by all ranks.
 
     The model stays wrapped in DDP, and its gradients travel the way `strategy` says. The first two steps go
@@ -156,8 +157,7 @@ def ddp_hook(
     strategy that has momentum of its own, give the optimizer none.
 
         model = DistributedDataParallel(model)
-        state, hook = tw.ddp_hook(tw.GTopK(density=0.001))
-        model.register_comm_hook(state, hook)
+        model.register_comm_hook(*tw.ddp_hook(tw.GTopK(density=0.001)))
 
     Args:
         strategy: one that reduces gradients.
@@ -169,7 +169,15 @@ def ddp_hook(
             f"strategy must be one that has gradients reduced when backward ends, got {strategy!r}",
             hint="for others, use thinwire.attach instead of DistributedDataParallel",
         )
-    return HookState(strategy, process_group, timeout_s), HookState.reduce
+    return HookState(strategy, process_group, timeout_s), _reduce
+
+
+def _reduce(state: HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
+    return state.reduce(bucket)
+
+
+# DDP compares annotations with types, not with the text that they are in this file.
+_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.futures.Future[Tensor]:

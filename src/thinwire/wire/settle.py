@@ -37,6 +37,6 @@ def settle(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, sourc
         total = inputs[0].detach().clone()
         for data in inputs[1:]:
             total += data.detach()
-        parts = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
-        for out, part in zip(outputs, parts, strict=True):
+        shares = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
+        for out, part in zip(outputs, shares, strict=True):
             out.copy_(part.view_as(out))

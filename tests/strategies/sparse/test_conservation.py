@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,8 @@ from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.traffic import Cluster, total
 
 STEPS = 200
+MANY_STEPS = int(os.environ.get("THINWIRE_MANY_STEPS", "40"))
+"""Of more than 8 workers, which take long: 200 steps take half a minute for each strategy."""
 FEW: Shapes = [(300, 7), (0, 5), (500, 0)]
 """Some numbers of each bucket may be lossy, some must be exact; a bucket without the former goes dense."""
 MANY: Shapes = [(700, 3)]
@@ -46,10 +50,10 @@ def close(ours: Tensor, theirs: Tensor) -> bool:
 @pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
 @pytest.mark.parametrize("world_size", [2, 3, 4, 5, 8, 16, 33])
 def test_what_is_fed_in_is_applied_or_kept(strategy: type[SparseStrategy], world_size: int) -> None:
-    made = strategy(density=0.02)
-    world = run(made, world_size, FEW if world_size <= 4 else MANY)
+    made, steps = strategy(density=0.02), STEPS if world_size <= 8 else MANY_STEPS
+    world = run(made, world_size, FEW if world_size <= 4 else MANY, steps)
     cluster = Cluster(world_size=world_size)
-    stated = [each for step in range(STEPS) for each in made.rounds(world.sizes, cluster, step)]
+    stated = [each for step in range(steps) for each in made.rounds(world.sizes, cluster, step)]
     for rank, meter in enumerate(world.meters):
         assert meter.traffic == total(stated, rank=rank, world_size=world_size)
 

@@ -52,7 +52,7 @@ def test_gtopk_of_any_world_costs_two_rounds_more_at_most(world_size: int) -> No
 def test_a_warm_up_goes_dense_where_that_is_less() -> None:
     strategy = tw.GTopK(warmup_steps=8)
     dense = total(tw.AllReduce().rounds(ONE, Cluster(world_size=16)), rank=0, world_size=16)
-    assert sent(strategy, 16, step=0) == dense  # a quarter of everything, to and fro four times
+    assert sent(strategy, 16, step=0) == dense  # a quarter of everything, in four rounds
     assert sent(strategy, 4, step=0).sent_bytes < 0.7 * dense.sent_bytes
     assert sent(strategy, 16, step=2).sent_bytes == pytest.approx(0.0625 * 2 * 4 * NUMEL * 4, rel=0.001)
     assert sent(strategy, 16, step=8) == sent(tw.GTopK(), 16)
