@@ -15,7 +15,7 @@ from thinwire.errors import NumericError
 class Sparse(NamedTuple):
     """The entries of a vector that are there; all others are zero."""
 
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]  # a tuple has a method of that name
     """int32, ascending, none twice."""
     value: Tensor
     """float32, or float64 in a float64 model."""
