@@ -117,15 +117,16 @@ def _move_kernel(
     ROUNDED: tl.constexpr,
 ) -> None:
     program = tl.program_id(0)
+    bad = tl.load(spoilt)
     if program == 0:  # writes the header
         total = tl.load(ends + num_blocks - 1)
-        bad = tl.load(spoilt)
         tl.store(message, tl.where(bad > 0, -1, tl.minimum(total, capacity)))
         tl.store(message + 1, tl.where(bad > 0, 0, total))
     block = program * TILE + tl.arange(0, TILE)
     inside = block < num_blocks
     count = tl.load(counts + block, mask=inside, other=0)
     start = tl.load(ends + block, mask=inside, other=0) - count
+    count = tl.where(bad > 0, 0, count)  # what is not finite stays where it can be found
     begin = block.to(tl.int64) * BLOCK
     for first in range(0, tl.max(count, axis=0), SLOTS):
         slot = first + tl.arange(0, SLOTS)

@@ -54,17 +54,15 @@ def select_(
     in the residual. Zeros are never selected. A NaN or an infinity raises NumericError and spoils the
     residual; on a GPU the message says so instead, and `read` raises.
     """
-    assert gradient.shape == residual.shape == (residual.numel(),), (
-        "gradient and residual are flat, of one size"
-    )
+    assert gradient.shape == residual.shape == (residual.numel(),), "both are flat, and of one size"
     assert residual.is_contiguous(), "the residual is contiguous"
     assert 0 < residual.numel() <= LARGEST_INDEX, "indices are int32"
     if kernels := gpu_kernels(residual):
         if not isinstance(threshold, Tensor):
-            threshold = torch.full((), threshold, device=residual.device)
+            threshold = torch.full((), threshold, dtype=torch.float32, device=residual.device)
         kernels.accumulate_select(gradient, residual, threshold, message, layout)
         return
-    threshold = ctypes.c_float(threshold).value  # in float32, whatever the dtype of the residual is
+    threshold = ctypes.c_float(float(threshold)).value  # in float32, whatever the dtype of the residual is
     assert 0 <= threshold < math.inf, threshold
     index, value = index_part(message, layout), value_part(message, layout)
     exact = value if layout.values == "fp32" else residual.new_empty(layout.capacity)
@@ -75,9 +73,8 @@ def select_(
     message[COUNT] = count
     message[PASSED] = passed
     if count == NOT_FINITE:
-        if residual.is_cpu:
-            refuse(residual, name_at)
-    elif layout.values == "bf16":
+        refuse(residual, name_at)
+    if layout.values == "bf16":
         _round_(value[:count], Sparse(index[:count], exact[:count]), residual)
 
 
