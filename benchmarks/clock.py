@@ -26,6 +26,7 @@ from torch.optim import SGD
 
 import thinwire as tw
 from benchmarks.provenance import provenance, save
+from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.hosts.description import Description, Host, describe
 from thinwire.hosts.rates import format_rate, parse_rate
 from thinwire.lab.control import Control
@@ -77,7 +78,10 @@ def worker(rates: list[float], steps: int) -> None:
             optimizer = SGD(model.parameters(), lr=0.01)
             with tw.attach(model, optimizer, strategy, bucket_bytes=BUCKET_BYTES):
                 found["step_s"][name] = _step_s(
-                    model, optimizer, warm_up=7 if strategy.overlap == "forward" else 2, steps=steps
+                    model,
+                    optimizer,
+                    warm_up=2 * FIRST_AGREEMENT + 1 if strategy.overlap == "forward" else 2,
+                    steps=steps,
                 )
         if dist.get_rank() == 0:
             control.report(found)

@@ -1,45 +1,49 @@
 """What does a strategy cost in accuracy? Exact SGD against every lossy strategy, on the virtual clock.
 
-    python -m benchmarks.fidelity --data DIR --recipes cifar-resnet20,mnist-cnn,ptb-lstm --workers 8 --seeds 3
-    python -m benchmarks.fidelity --quick      digits-cnn on a CPU, about a minute; shows that it works
+    python -m benchmarks.fidelity --data DIR --recipes cifar-resnet20,mnist-cnn,ptb-lstm --seeds 0,1,2
+    python -m benchmarks.fidelity --data DIR --recipes ptb-lstm --seeds 2 --resume FILE
+    python -m benchmarks.fidelity --data DIR --recipes benchmarks.sorted_recipes:mnist --shuffles own,ring
+    python -m benchmarks.fidelity --quick      digits-cnn on a CPU, half a minute; shows that it works
 
 Every strategy gets the same recipe, epochs, batches, schedule and seeds; only what travels differs.
 `all-reduce` is exact SGD, `silent` is what workers reach that never talk. Runs are independent of each other,
-so several go on at once (`--jobs`), each with its replicas batched: that keeps a GPU busy. The table goes to
-stdout, progress to stderr, everything measured to benchmarks/results/ after every run, so that what was done
-before the limit is kept.
+so several go on at once (`--jobs`), each with its replicas batched where that is faster: this keeps a GPU
+busy. A study may be cut by recipe, strategy or seed into several commands: with `--resume` a command skips
+what an earlier file has, and its own file has both. The table goes to stdout, progress to stderr, everything
+measured to benchmarks/results/ after every run, so that what was done before the limit is kept.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from benchmarks.provenance import RESULTS, provenance, save
+from benchmarks.fidelity_run import Run, Task, train
+from benchmarks.gpu import Utilisation
+from benchmarks.provenance import provenance, save
 from benchmarks.recipes import prepared
-from thinwire.bench.systems import EXACT, named
-from thinwire.errors import DataError
-from thinwire.events import Evaluated, read_events
+from thinwire.errors import DataError, ThinwireError
+from thinwire.events import Evaluated, EventReader, Progress
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
-from thinwire.recipes.config import Choices, RunConfig, resolve
-from thinwire.recipes.virtual import Cluster, simulate
+from thinwire.recipes.config import Choices, resolve
+from thinwire.recipes.virtual import Cluster
 from thinwire.strategies import registry as strategies
 
+EXACT = "all-reduce"
 VARIANTS = (
     "gossip-grad:share=0.1",
     "gossip-grad:payload=int8",
@@ -48,129 +52,61 @@ VARIANTS = (
     "oktopk:warmup_steps=200",
 )
 """Settings that may cost accuracy, beside those that strategies come with."""
+TELL_EVERY_S = 20.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One training with one seed."""
-
-    recipe: str
-    strategy: str
-    """With the settings that were given."""
-    workers: int
-    batch_size: int
-    epochs: int
-    seed: int
-    metric: str
-    value: float | None
-    loss: float | None
-    curve: list[tuple[int, float, float | None, float | None]]
-    """Epoch, virtual seconds, metric, test loss."""
-    steps: int
-    virtual_s: float
-    sent_bytes_per_step: float
-    distance: float
-    batched: bool
-    wall_s: float
-
-
-def one(strategy: str, config: RunConfig, cluster: Cluster) -> Run:
-    """Train one of them, in a process of its own."""
-    torch.set_num_threads(1)
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        simulated = simulate(registry.get(config.recipe), config, cluster, folder)
-        evaluated = [event.record for event in read_events(folder) if isinstance(event.record, Evaluated)]
-    summary = simulated.summary
-    return Run(
-        recipe=config.recipe,
-        strategy=strategy,
-        workers=config.workers,
-        batch_size=config.batch_size,
-        epochs=config.epochs,
-        seed=config.seed,
-        metric=summary.metric,
-        value=summary.value,
-        loss=summary.loss,
-        curve=[(e.epoch, e.train_s, e.value, e.loss) for e in evaluated],
-        steps=summary.steps,
-        virtual_s=summary.train_s,
-        sent_bytes_per_step=summary.sent_bytes_per_step,
-        distance=simulated.distance,
-        batched=simulated.batched,
-        wall_s=time.monotonic() - began_s,
-    )
-
-
-def configs(arguments: argparse.Namespace, data: Path | None) -> list[tuple[str, RunConfig]]:
+def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadline_s: float) -> list[Task]:
     """Exact SGD of all recipes and seeds first; recipes without data are named and left out."""
-    found: list[tuple[str, RunConfig]] = []
+    found: list[Task] = []
+    cluster = Cluster(
+        description=describe(
+            hosts=arguments.workers, rate=arguments.rate, slow=[arguments.slow] if arguments.slow else []
+        ),
+        latency_s=arguments.latency_ms / 1e3,
+        compute_s=arguments.compute,
+    )
     for name in arguments.recipes.split(","):
         recipe = registry.get(name)
+        try:
+            if recipe.locate is not None:
+                recipe.locate(data)
+        except DataError as error:
+            _note(f"left out: {name}: {error.message}")
+            continue
         size = arguments.batch_size or recipe.batch_size
-        for system in arguments.strategies.split(","):
-            strategy, settings = named(system)
-            for seed in range(arguments.seeds):
-                choices = Choices(
-                    strategy=strategy,
-                    settings=settings,
-                    workers=arguments.workers,
-                    epochs=arguments.epochs,
-                    batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
-                    seed=seed,
-                    data=data,
-                    device=arguments.device,
+        ways = [
+            (text, shuffle)
+            for text in arguments.strategies.split(",")
+            # exact SGD learns from everybody's samples in every step, wherever they are
+            for shuffle in (["dealt"] if text == EXACT else arguments.shuffles.split(","))
+        ]
+        for (text, shuffle), seed in product(ways, map(int, arguments.seeds.split(","))):
+            strategy, settings = strategies.parse(text)
+            choices = Choices(
+                strategy=strategy,
+                settings=settings,
+                workers=arguments.workers,
+                epochs=arguments.epochs,
+                batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
+                seed=seed,
+                data=data,
+                device=arguments.device,
+                shuffle=shuffle,
+            )
+            config = resolve(name, recipe, choices)
+            folder = scratch / f"run-{len(found)}"
+            folder.mkdir()
+            found.append(
+                Task(
+                    strategy=text,
+                    slow=arguments.slow,
+                    config=config,
+                    cluster=cluster,
+                    folder=folder,
+                    deadline_s=deadline_s,
                 )
-                try:
-                    found.append((system, resolve(name, recipe, choices)))
-                except DataError as error:
-                    _note(f"left out: {name}: {error.message}")
-                    break
-    return sorted(found, key=lambda each: each[0] != EXACT)
-
-
-@dataclass(slots=True)
-class Utilisation:
-    """How busy the GPU was, asked twice a second; None where nobody can say."""
-
-    busy: list[float] = field(default_factory=list)
-    memory_mb: list[float] = field(default_factory=list)
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Ask in here."""
-        command = ["nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=csv,noheader,nounits"]
-        try:
-            asking = subprocess.Popen([*command, "-lms", "500"], stdout=subprocess.PIPE, text=True)
-        except OSError:
-            yield
-            return
-        reader = threading.Thread(target=self._read, args=(asking,), daemon=True)
-        reader.start()
-        try:
-            yield
-        finally:
-            asking.terminate()
-            asking.wait()
-            reader.join()
-
-    def _read(self, asking: subprocess.Popen[str]) -> None:
-        assert asking.stdout is not None
-        for line in asking.stdout:
-            busy, _, memory = line.partition(",")
-            try:
-                self.busy.append(float(busy))
-                self.memory_mb.append(float(memory))
-            except ValueError:
-                continue  # "[N/A]" from a GPU that does not tell
-
-    def summary(self) -> dict[str, float | None]:
-        """Mean share of time in which a kernel ran, and the most memory used."""
-        return {
-            "gpu_busy_percent": statistics.mean(self.busy) if self.busy else None,
-            "gpu_memory_mb": max(self.memory_mb, default=None),
-        }
+            )
+    return sorted(found, key=lambda task: task.strategy != EXACT)
 
 
 HEAD = (
@@ -180,17 +116,20 @@ HEAD = (
 
 
 def rows(runs: Sequence[Run]) -> list[str]:
-    """A line for each recipe and strategy."""
+    """A line for each recipe, strategy and way to shuffle."""
     lines = []
-    for recipe, strategy in dict.fromkeys((run.recipe, run.strategy) for run in runs):
-        own = [run for run in runs if (run.recipe, run.strategy) == (recipe, strategy)]
+    for kind in dict.fromkeys(run.kind for run in runs):
+        recipe, strategy, shuffle, slow = kind
+        own = [run for run in runs if run.kind == kind]
         exact = [run for run in runs if (run.recipe, run.strategy) == (recipe, EXACT)]
         values, exact_values = _values(own), _values(exact)
         scale = 100.0 if own[0].metric == "accuracy" else 1.0
         mean = statistics.mean(values) * scale if values else float("nan")
         spread = f"{min(values) * scale:.2f} to {max(values) * scale:.2f}" if values else "-"
         against = mean - statistics.mean(exact_values) * scale if exact_values else float("nan")
-        cells = [recipe, strategy, str(own[0].workers), str(own[0].epochs)]
+        name = strategy if shuffle == "dealt" else f"{strategy}, shuffle {shuffle}"
+        name += f", host {slow}" if slow else ""
+        cells = [recipe, name, str(own[0].workers), str(own[0].epochs)]
         cells += [f"{own[0].metric} {mean:.2f} ({len(values)})", spread, f"{against:+.2f}"]
         cells += [f"{statistics.mean(run.virtual_s for run in own):.4g}"]
         cells += [f"{own[0].sent_bytes_per_step / 1e6:.3f}", f"{own[0].distance:.2g}"]
@@ -203,6 +142,88 @@ def _values(runs: Sequence[Run]) -> list[float]:
     return [run.value for run in runs if run.value is not None]
 
 
+@dataclass(slots=True)
+class Study:
+    """The runs so far, and the file they are kept in."""
+
+    arguments: argparse.Namespace
+    parts: list[dict[str, Any]] = field(default_factory=list)
+    """Where the runs of earlier commands come from."""
+    runs: list[Run] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    used: Utilisation = field(default_factory=Utilisation)
+    path: Path | None = None
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def wall_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def resume(self, file: Path) -> None:
+        """Go on with what an earlier command has kept."""
+        kept = json.loads(file.read_text())
+        self.parts, self.runs = kept["parts"], [Run(**run) for run in kept["runs"]]
+
+    def go(self, waiting: list[Task], jobs: int) -> None:
+        """Train them all, some at once."""
+        done = {run.key for run in self.runs}
+        waiting = [task for task in waiting if task.key not in done]
+        _note(f"{len(waiting)} runs, {jobs} at once")
+        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+            running: dict[Future[Run], Task] = {}
+            told_s = time.monotonic()
+            while waiting or running:
+                while waiting and len(running) < jobs:
+                    task = waiting.pop(0)
+                    if time.monotonic() > task.deadline_s:
+                        self.failures.append(f"{task}: no time left")
+                    else:
+                        running[pool.submit(train, task)] = task
+                ended, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    self._end(running.pop(future), future)
+                if time.monotonic() - told_s > TELL_EVERY_S:
+                    told_s = time.monotonic()
+                    _note(f"{self.wall_s:.0f} s: " + "; ".join(map(_how_far, running.values())))
+
+    def _end(self, task: Task, future: Future[Run]) -> None:
+        error = future.exception()
+        if error is None:
+            run = future.result()
+            self.runs.append(run)
+            _note(f"{task}: {run.metric} {run.value}, {run.wall_s:.0f} s")
+            self.keep()
+        else:
+            message = (
+                error.message if isinstance(error, ThinwireError) else f"{type(error).__name__}: {error}"
+            )
+            self.failures.append(f"{task}: {message}")
+            _note(f"failed: {self.failures[-1]}")
+
+    def keep(self) -> None:
+        """Write all there is to know."""
+        part = {
+            **provenance(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            **self.used.summary(),
+            "wall_s": self.wall_s,
+            "jobs": self.arguments.jobs,
+            "failures": self.failures,
+        }
+        result = {"parts": [*self.parts, part], "runs": [asdict(run) for run in self.runs]}
+        if self.path is not None:
+            self.path.unlink()
+        self.path = save("fidelity", result, trial=self.arguments.quick)
+
+
+def _how_far(task: Task) -> str:
+    records = [event.record for event in EventReader(task.folder).poll()]
+    progress = next((r for r in reversed(records) if isinstance(r, Progress)), None)
+    judged = next((r for r in reversed(records) if isinstance(r, Evaluated)), None)
+    step = "starting" if progress is None else f"step {progress.step} of {progress.num_steps}"
+    return f"{task}: {step}" + ("" if judged is None else f", {judged.metric} {judged.value:.4g}")
+
+
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--data", type=Path, help="folder with the data of all recipes (docs/recipes.md)")
@@ -210,28 +231,28 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--strategies",
         default=",".join([*strategies.names(), *VARIANTS]),
-        help="comma-separated, as `thinwire bench` names systems (all): gossip-grad:share=0.1",
+        help="comma-separated, as all-reduce:overlap=none (all)",
     )
+    parser.add_argument("--shuffles", default="dealt", help="comma-separated: dealt, own, ring (dealt)")
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--seeds", type=int, default=3, help="how many (3)")
+    parser.add_argument("--seeds", default="0,1,2", help="comma-separated (0,1,2)")
     parser.add_argument("--epochs", type=int, help="of every recipe (each its own)")
     parser.add_argument("--batch-size", type=int, help="of one worker (each recipe's own)")
     parser.add_argument("--divide-batch", action="store_true", help="keep the global batch of one worker")
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--jobs", type=int, help="runs at once (6 on a GPU, else 1)")
     parser.add_argument("--rate", default="1gbit")
-    parser.add_argument("--slow", action="append", metavar="HOST=SPEED", help="a host that computes slower")
+    parser.add_argument("--slow", default="", metavar="HOST=SPEED", help="a host that computes slower: 7=0.5")
     parser.add_argument("--latency-ms", type=float, default=0.4)
     parser.add_argument("--compute", type=float, default=0.2, help="seconds per step of a worker (0.2)")
-    parser.add_argument(
-        "--limit", type=float, default=560, help="seconds after which nothing new starts (560)"
-    )
+    parser.add_argument("--limit", type=float, default=560, help="seconds after which runs are ended (560)")
+    parser.add_argument("--resume", type=Path, metavar="FILE", help="an earlier result to go on with")
     parser.add_argument(
         "--quick", action="store_true", help="digits-cnn, 4 workers, 2 seeds, 4 epochs, on a CPU"
     )
     chosen = parser.parse_args(arguments)
     if chosen.quick:
-        chosen.recipes, chosen.workers, chosen.seeds = "digits-cnn", 4, 2
+        chosen.recipes, chosen.workers, chosen.seeds = "digits-cnn", 4, "0,1"
         chosen.epochs, chosen.device = chosen.epochs or 4, "cpu"
     if chosen.jobs is None:
         chosen.jobs = 6 if chosen.device != "cpu" and torch.cuda.is_available() else 1
@@ -241,69 +262,27 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run, print the table, keep the numbers."""
     arguments = parse()
-    began_s = time.monotonic()
-    runs, failures, used = list[Run](), list[str](), Utilisation()
-    path: Path | None = None
-    with tempfile.TemporaryDirectory() as scratch, used.watched():
-        data = None if arguments.data is None else prepared(arguments.data, Path(scratch))
-        waiting = configs(arguments, data)
-        cluster = Cluster(
-            description=describe(hosts=arguments.workers, rate=arguments.rate, slow=arguments.slow or []),
-            latency_s=arguments.latency_ms / 1e3,
-            compute_s=arguments.compute,
-        )
-        _note(f"{len(waiting)} runs, {arguments.jobs} at once")
-        with ProcessPoolExecutor(arguments.jobs, mp_context=get_context("spawn")) as pool:
-            running: dict[Future[Run], str] = {}
-            while waiting or running:
-                late = time.monotonic() - began_s > arguments.limit
-                while waiting and len(running) < arguments.jobs:
-                    strategy, config = waiting.pop(0)
-                    name = f"{config.recipe}, {strategy}, seed {config.seed}"
-                    if late:
-                        failures.append(f"{name}: no time left")
-                    else:
-                        running[pool.submit(one, strategy, config, cluster)] = name
-                ended, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    name = running.pop(future)
-                    error = future.exception()
-                    if error is not None:
-                        failures.append(f"{name}: {type(error).__name__}: {error}")
-                        _note(f"failed: {failures[-1]}")
-                        continue
-                    runs.append(future.result())
-                    _note(f"{name}: {runs[-1].value}, {runs[-1].wall_s:.0f} s")
-                    result = report(arguments, runs, failures, used, time.monotonic() - began_s)
-                    if path is not None:
-                        path.unlink()
-                    path = save("fidelity", result, trial=arguments.quick)
-    print("\n".join([HEAD, *rows(runs)]))
-    busy = used.summary()["gpu_busy_percent"]
-    print(
-        f"\n{time.monotonic() - began_s:.0f} s" + ("" if busy is None else f", GPU busy {busy:.0f} % of it")
-    )
-    for failure in failures:
+    study = Study(arguments)
+    if arguments.resume is not None:
+        study.resume(arguments.resume)
+    with tempfile.TemporaryDirectory() as scratch, study.used.watched():
+        folder = Path(scratch)
+        data = None if arguments.data is None else prepared(arguments.data, folder)
+        try:
+            waiting = tasks(arguments, data, folder, study.began_s + arguments.limit)
+        except ThinwireError as error:
+            sys.exit(f"error: {error}")
+        study.go(waiting, arguments.jobs)
+    print("\n".join([HEAD, *rows(study.runs)]))
+    busy = study.used.summary()["gpu_busy_percent"]
+    print(f"\n{study.wall_s:.0f} s" + ("" if busy is None else f", GPU busy {busy:.0f} % of it"))
+    for failure in study.failures:
         print(f"failed: {failure}")
-    if path is not None:
-        print(path.relative_to(RESULTS.parents[1]))
-    if failures:
+    if study.path is not None:
+        study.keep()  # once more, with what failed
+        print(study.path)
+    if study.failures:
         sys.exit(1)
-
-
-def report(
-    arguments: argparse.Namespace, runs: list[Run], failures: list[str], used: Utilisation, wall_s: float
-) -> dict[str, Any]:
-    """All there is to know, as JSON."""
-    return {
-        **provenance(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        **used.summary(),
-        "config": {key: str(value) for key, value in vars(arguments).items()},
-        "wall_s": wall_s,
-        "failures": failures,
-        "runs": [asdict(run) for run in runs],
-    }
 
 
 def _note(text: str) -> None:

@@ -132,8 +132,8 @@ def scaling(found: Sequence[Measured]) -> list[str]:
         if len(own) > 1:
             ratio = own[max(own)] / own[min(own)]
             lines.append(
-                f"{format_rate(rate)}: {max(own)} workers at {100 * ratio:.1f} % of the efficiency of {min(own)} "
-                "(goal: 97 %)"
+                f"{format_rate(rate)}: {max(own)} workers have {100 * ratio:.1f} % of the efficiency of "
+                f"{min(own)} (goal: 97 %)"
             )
     return lines
 

@@ -1,5 +1,6 @@
 """Train PyTorch models on machines joined by ordinary networks."""
 
+from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from thinwire.strategies.silent import Silent
 from thinwire.strategies.topk import TopK
 
 if TYPE_CHECKING:
+    from thinwire import data
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link, Stats
@@ -29,13 +31,14 @@ __all__ = [
     "TopK",
     "__version__",
     "attach",
+    "data",
     "ddp_hook",
     "errors",
 ]
 
 __version__ = version("thinwire")
 
-# What needs torch is imported on first use: `thinwire --help` must not wait for it.
+# What needs torch or numpy is imported on first use: `thinwire --help` must not wait for it.
 _LAZY = {
     "Checkpoint": "thinwire.engine.checkpoint",
     "Link": "thinwire.engine.link",
@@ -47,7 +50,7 @@ _LAZY = {
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from importlib import import_module
-
         return getattr(import_module(_LAZY[name]), name)
+    if name == "data":
+        return import_module("thinwire.data")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")

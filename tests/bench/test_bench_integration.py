@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.labs import needs_lab
-from thinwire.bench.config import QUICK, RUNS, BenchConfig, Study
+from thinwire.bench.config import QUICK, RUNS, BenchConfig, Study, run_folder
 from thinwire.bench.results import write_results
 from thinwire.bench.run import Setting, measure, prepare
 from thinwire.errors import ThinwireError
@@ -27,7 +27,7 @@ TINY: BenchConfig = replace(
         Study(recipe="digits-cnn", workers=2, rate_bits_per_s=100e6, epochs=1, evaluate_every=20, minutes=1),
     ),
 )
-SYSTEMS = ["silent", "all-reduce", "ddp", "absent"]
+SYSTEMS = ["silent", "all-reduce", "gossip-grad:share=auto", "ddp", "absent"]
 
 
 def run(folder: Path, setting: Setting) -> list[StepTimed]:
@@ -42,14 +42,14 @@ def run(folder: Path, setting: Setting) -> list[StepTimed]:
     assert [event.record for event in seen if isinstance(event.record, StepTimed)] == timed
     for table in (*results.step_time, *results.time_to_accuracy):
         assert [row[0].rstrip("*") for row in table.rows] == SYSTEMS
-        assert table.rows[3][1] == "not installed"
+        assert table.rows[-1][1] == "not installed"
         assert "absent: not installed: pip install absent" in table.notes
     names = {path.name for path in folder.iterdir()}
     assert {"bench.json", "events", RUNS, "step_time.md", "step_time.json"} <= names
     rows = json.loads((folder / "time_to_accuracy.json").read_text())
     assert [row["system"] for row in rows] == SYSTEMS
-    for system in SYSTEMS[:3]:
-        events = read_events(folder / RUNS / f"digits-cnn-{system}")
+    for system in SYSTEMS[:-1]:
+        events = read_events(run_folder(folder, TINY.studies[0], system))
         assert sum(isinstance(event.record, Summary) for event in events) == 1
         assert sum(event.record.kind == "evaluated" for event in events) == 3  # steps 20, 40 and 45
     return timed
@@ -60,11 +60,13 @@ def test_over_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.bench.run._no_lab", lambda: "no namespaces in this test")
     setting = prepare(TINY, SYSTEMS)
     assert not setting.shaped
-    silent, ours, ddp, absent = run(tmp_path, setting)
+    silent, ours, gossip, ddp, absent = run(tmp_path, setting)
     assert silent.step_s is not None
     assert silent.step_s >= 0.01
     assert (silent.rate_bits_per_s, silent.sent_bytes, ddp.sent_bytes) == (None, 0, None)
     assert ours.messages
+    assert ours.instruments == {}
+    assert 0 < gossip.instruments["share"] <= 1
     assert absent.step_s is None
     text = (tmp_path / "step_time.md").read_text()
     assert "Measured over loopback, so rates do not apply: no namespaces in this test" in text
@@ -87,7 +89,7 @@ def test_in_a_lab(tmp_path: Path) -> None:
     setting = prepare(TINY, SYSTEMS)
     assert setting.shaped
     timed = run(tmp_path, setting)
-    assert [record.rate_bits_per_s for record in timed[::4]] == [20e6, 100e6]
+    assert [record.rate_bits_per_s for record in timed[:: len(SYSTEMS)]] == [20e6, 100e6]
     by_name = {(record.system, record.rate_bits_per_s): record for record in timed}
     for system in ("all-reduce", "ddp"):
         slow, fast = by_name[system, 20e6], by_name[system, 100e6]

@@ -12,11 +12,12 @@ from thinwire.errors import SettingError
 from thinwire.strategies import registry
 
 
-def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_both_overlaps() -> None:
+def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_some_settings() -> None:
     names = standard_names()
     assert names[0] == "silent"
     assert {name.split(":")[0] for name in names} == set(registry.names())
     assert {"all-reduce", "all-reduce:overlap=forward"} <= set(names)
+    assert {"gossip-grad", "gossip-grad:share=auto", "gossip-grad:asynchronous=true"} <= set(names)
 
 
 def test_rivals_are_found_from_the_current_folder() -> None:

@@ -26,7 +26,7 @@ def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         ["3", "all-reduce:overlap=none"],
     ]
     assert "epoch 1: 1437 samples" in told
-    folders = sorted(path.name for path in out.iterdir() if path.is_dir())
+    folders = sorted(path.name for path in out.iterdir() if (path / "events").is_dir())
     assert folders == ["all-reduce-overlap=none-2", "all-reduce-overlap=none-3", "silent-2", "silent-3"]
     kept = json.loads((out / "silent-2" / "config.json").read_text())["config"]
     assert kept["clock"] == "virtual"
@@ -55,7 +55,7 @@ def test_sizes_alone(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ("--workers four", "workers must be 64, 4,16 or 4..64, got 'four'"),
         ("--workers 0", "workers must be from 1 to 100,000, got '0'"),
-        ("--strategy all-reduce:overlap", "strategy must be NAME or NAME:KEY=VALUE"),
+        ("--strategy all-reduce:overlap", "strategy must be NAME or NAME:KEY=VALUE:KEY=VALUE, got"),
         ("--strategy gosip", "strategy must be one of"),
         ("--latency 3", "latency must be a time, got '3'\nhint: a number with us, ms, s or min"),
         ("--compute fast", "compute must be a time, got 'fast'"),
@@ -63,6 +63,7 @@ def test_sizes_alone(capsys: pytest.CaptureFixture[str]) -> None:
         ("--fault kill:host=9,step=1", "fault host must be 0 to 3, got 9"),
         ("--jitter -1 --epochs 1", "jitter must be a share of the computing time, 0 or more, got -1"),
         ("--steps 0", "steps must be at least 1, got 0"),
+        ("--emulate resnet50 --steps 0", "steps must be at least 1, got 0"),
     ],
 )
 def test_wrong_input(
@@ -75,4 +76,4 @@ def test_wrong_input(
 
 def test_numbers_of_workers() -> None:
     assert parse_workers("4..100") == [4, 8, 16, 32, 64, 100]
-    assert parse_workers("3,5..10") == [3, 5, 10]
+    assert parse_workers("3,5..10,5") == [3, 5, 10]

@@ -7,31 +7,51 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.sorted_recipes import sorted_by_class
 from thinwire.errors import PeerLost, SettingError
 from thinwire.events import Evaluated, Progress, RunEnded, RunStarted, Summary, read_events
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
+from thinwire.recipes.base import Recipe
 from thinwire.recipes.config import Choices, RunConfig, resolve
 from thinwire.recipes.virtual import Cluster, Simulated, simulate
+from thinwire.strategies import registry as strategies
 
 RECIPE = registry.get("digits-cnn")
 
 
 def config(
-    *, strategy: str = "all-reduce", workers: int = 4, epochs: int = 1, batch_size: int = 32
+    *,
+    strategy: str = "all-reduce",
+    workers: int = 4,
+    epochs: int = 1,
+    batch_size: int = 32,
+    shuffle: str = "dealt",
 ) -> RunConfig:
+    name, given = strategies.parse(strategy)
     chosen = Choices(
-        strategy=strategy, settings={}, workers=workers, epochs=epochs, batch_size=batch_size, device="cpu"
+        strategy=name,
+        settings=given,
+        workers=workers,
+        epochs=epochs,
+        batch_size=batch_size,
+        device="cpu",
+        shuffle=shuffle,
     )
     return resolve("digits-cnn", RECIPE, chosen)
 
 
 def run(
-    folder: Path, settings: RunConfig, *faults: str, jitter: float = 0.0, slow: tuple[str, ...] = ()
+    folder: Path,
+    settings: RunConfig,
+    *faults: str,
+    jitter: float = 0.0,
+    slow: tuple[str, ...] = (),
+    recipe: Recipe = RECIPE,
 ) -> Simulated:
     description = describe(hosts=settings.workers, rate="100mbit", faults=faults, slow=slow)
     cluster = Cluster(description=description, latency_s=0.001, compute_s=0.1, recovery_s=0.5, jitter=jitter)
-    return simulate(RECIPE, settings, cluster, folder)
+    return simulate(recipe, settings, cluster, folder)
 
 
 def test_events_read_like_those_of_a_real_run(tmp_path: Path) -> None:
@@ -92,7 +112,22 @@ def test_one_is_lost_one_joins_and_every_sample_is_used_once(tmp_path: Path) -> 
     assert sum(r.samples for r in ended) == 2 * 1436
 
 
-@pytest.mark.parametrize("strategy", ["silent", "all-reduce"])
+def test_what_a_strategy_tells_of_itself_is_in_the_events(tmp_path: Path) -> None:
+    simulated = run(tmp_path, config(strategy="gossip-grad:asynchronous=true"), slow=("3=0.5",))
+    told = simulated.summary.instruments
+    assert told["mass"] == pytest.approx(1)
+    assert told["late_rounds"] > 0
+    progress = [e.record for e in read_events(tmp_path) if isinstance(e.record, Progress)]
+    assert progress[-1].instruments.keys() == told.keys()
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        *("silent", "all-reduce", "gossip-grad:payload=int8:average_every=3"),
+        *("gossip-grad:share=auto", "gossip-grad:asynchronous=true"),
+    ],
+)
 def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
     simulated = run(tmp_path, config(strategy=strategy), "kill:host=0,after=0.35")
     assert " 0 more often" in simulated.accounts[0]
@@ -131,3 +166,39 @@ def test_all_are_lost(tmp_path: Path) -> None:
 def test_a_cut_without_an_end_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=r"fault cut must be given seconds= in a simulation"):
         run(tmp_path, config(), "cut:host=1,step=2")
+
+
+def test_samples_that_travel_make_up_for_shards_sorted_by_class(tmp_path: Path) -> None:
+    """Workers that never talk know only what they have seen."""
+    by_class, settings = sorted_by_class(RECIPE), config(strategy="silent", epochs=2, batch_size=16)
+    own, ring = (
+        run(tmp_path / shuffle, replace(settings, shuffle=shuffle), recipe=by_class)
+        for shuffle in ("own", "ring")
+    )
+    assert own.summary.value is not None
+    assert ring.summary.value is not None
+    assert own.summary.value < 0.4 < 0.6 < ring.summary.value
+    for simulated in (own, ring):
+        for epoch in range(2):
+            assert "1437 samples: 1436 trained once, 0 more often, 1 never" in simulated.accounts[epoch]
+    assert own.summary.sent_bytes == 0
+    # three of four samples, of 64 bytes and a label of 8, travel once in an epoch
+    assert ring.summary.sent_bytes == pytest.approx(2 * 3 / 4 * 1436 * 72, rel=0.01)
+    assert ring.summary.messages == 2 * 23 * 4
+    assert ring.summary.train_s == pytest.approx(own.summary.train_s, rel=0.01)
+
+
+def test_a_slow_path_is_waited_for_by_samples_too(tmp_path: Path) -> None:
+    settings = config(strategy="silent", shuffle="ring")
+    description = describe(hosts=4, rate="100kbit")  # a batch's 1,728 bytes take 0.14 s
+    simulated = simulate(
+        RECIPE, settings, Cluster(description=description, latency_s=0.001, compute_s=0.1), tmp_path
+    )
+    assert 12 * 0.138 < simulated.summary.train_s < 1.4 * 12 * 0.138  # not 12 * 0.1
+    assert simulated.summary.exposed_share > 0.2
+
+
+@pytest.mark.parametrize("shuffle", ["own", "ring"])
+def test_a_worker_that_alone_holds_its_samples_cannot_be_lost(tmp_path: Path, shuffle: str) -> None:
+    with pytest.raises(SettingError, match=f"'dealt' where workers are lost or join, got '{shuffle}' with k"):
+        run(tmp_path, config(shuffle=shuffle), "kill:host=1,step=2")

@@ -65,6 +65,7 @@ def make_run(
     facts = {"config": config, "versions": {"torch": "2.13"}, "platform": "Linux", "cores": 2}
     (folder / "config.json").write_text(json.dumps(facts))
     step_s = 0.01 / min(speeds) / (1 - exposed_share)
+    distance = (0.4 if strategy == "silent" else 0.0) if config.get("clock") == "virtual" else None
     for rank, speed in enumerate(speeds):
         clock = Clock(BEGAN + rank / 10)
         with EventWriter(folder, rank, clock=clock.read) as writer:
@@ -77,7 +78,7 @@ def make_run(
                     world_size=len(speeds),
                 )
             )
-            for record in _training(rank, steps, step_s, 0.01 / speed):
+            for record in _training(rank, steps, step_s, 0.01 / speed, distance):
                 clock.now = BEGAN + 1 + record.train_s + rank / 1000
                 writer.write(record)
             for last in _last_words(rank, config, steps, step_s, 0.01 / speed, end):
@@ -85,7 +86,9 @@ def make_run(
     return folder
 
 
-def _training(rank: int, steps: int, step_s: float, compute_s: float) -> list[Progress | Evaluated]:
+def _training(
+    rank: int, steps: int, step_s: float, compute_s: float, distance: float | None
+) -> list[Progress | Evaluated]:
     records: list[Progress | Evaluated] = []
     for step in range(5, steps + 1, 5):
         records.append(
@@ -111,6 +114,7 @@ def _training(rank: int, steps: int, step_s: float, compute_s: float) -> list[Pr
                     value=value,
                     loss=0.1,
                     train_s=step_s * step,
+                    distance=distance,
                 )
             )
     return records
@@ -156,6 +160,7 @@ def _last_words(
         sent_bytes_per_step=150_000,
         messages=2 * steps,
         exposed_share=exposed_s / (step_s * steps),
+        instruments={"late_rounds": 2.5, "share": 0.25},
     )
     return [ended, summary] if rank == 0 else [ended]
 

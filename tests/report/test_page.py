@@ -94,6 +94,7 @@ def test_one_run(tmp_path: Path) -> None:
     assert "slow: computes 2.00x as long as the median" in page.text
     assert "Training loss against seconds" in page.text
     assert "reaching its target of 90 %" in page.text
+    assert "late rounds 2.5, share 0.25 (mean of workers)" in page.text
 
 
 def test_virtual_seconds_are_called_so(tmp_path: Path) -> None:
@@ -148,6 +149,16 @@ def test_a_benchmark_of_one_size_over_loopback(tmp_path: Path) -> None:
     page = page_of(make_bench(tmp_path / "bench", workers=(2,), rates=(None,), turns=1, trainings=False))
     assert "loopback, no rate applies" in page.text
     assert sections(page) == ["run", "numbers", "plots", "steps", "data"]
+
+
+def test_simulations_are_compared_by_epoch_and_by_how_far_replicas_are_apart(tmp_path: Path) -> None:
+    for strategy in ("all-reduce", "silent"):
+        make_run(tmp_path / strategy, strategy=strategy, more={"clock": "virtual"})
+    page = page_of(tmp_path)
+    assert "Test accuracy against virtual seconds" in page.text
+    assert "Test accuracy against epochs" in page.text
+    assert "How far replicas are apart" in page.text
+    assert (tmp_path / "plots" / "distance-digits-cnn.svg").exists()
 
 
 def test_a_thousand_workers_do_not_make_a_thousand_rows(tmp_path: Path) -> None:

@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.simulate.deal import Deal, in_streams, in_turn
+from thinwire.simulate.deal import Cut, Deal, in_streams, in_turn
 
 
 @pytest.mark.parametrize("cut", [in_turn, in_streams])
-def test_nobody_comes_and_nobody_goes(cut: object) -> None:
-    deal = Deal(12, in_turn(np.arange(12), 3, 2), 2, in_turn)
+def test_nobody_comes_and_nobody_goes(cut: Cut) -> None:
+    deal = Deal(12, cut(np.arange(12), 3, 2), 2, cut)
     for rank in range(3):
         while deal.draw(rank) is not None:
             deal.trained(rank)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -77,6 +79,34 @@ def test_a_model_that_cannot_be_batched_is_computed_one_after_another() -> None:
         assert torch.equal(a, b)
     assert not together.batched
     assert "lstm" in together.refusal
+
+
+@pytest.mark.parametrize("slow_together", [False, True])
+def test_what_is_faster_is_found_out(slow_together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 0.0
+
+    class Timed(nn.Module):
+        """Takes a second whenever it is called, or only when it is called for many."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = normed()
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal now_s
+            if torch._C._functorch.is_batchedtensor(x) or not slow_together:
+                now_s += 1.0
+            outputs: Tensor = self.layers(x)
+            return outputs
+
+    monkeypatch.setattr("thinwire.simulate.replicas.time", SimpleNamespace(perf_counter=lambda: now_s))
+    torch.manual_seed(0)
+    model = Timed()
+    found, plain = (Replicas(model, loss, [5, 6, 7, 8], batched=b) for b in (None, False))
+    for a, b in zip(learnt(found, [0, 1, 2, 3]), learnt(plain, [0, 1, 2, 3]), strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-14)
+    assert found.batched is not slow_together
+    assert found.refusal == ("1 s together, 0 s one after another" if slow_together else "")
 
 
 def test_parameters_that_forward_does_not_use_have_no_gradient() -> None:

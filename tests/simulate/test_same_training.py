@@ -23,9 +23,8 @@ def worst(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> float:
     return max(float((a - b).norm() / b.norm()) for a, b in pairs)
 
 
-# The other numbers of workers are compared with Gloo processes in test_same_training_integration.py.
 @pytest.mark.parametrize("strategy", [*STRATEGIES, *TOYS], ids=repr)
-@pytest.mark.parametrize("world_size", [3])
+@pytest.mark.parametrize("world_size", [2, 3, 4])
 def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
     start = weights()
     real = run_threads(
@@ -35,7 +34,19 @@ def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
     assert all(torch.equal(a, b) for x, y in zip(alone, real, strict=True) for a, b in zip(x, y, strict=True))
 
 
-@pytest.mark.parametrize("strategy", [tw.AllReduce(), *TOYS], ids=repr)
+@pytest.mark.parametrize("shuffle", ["own", "ring"])
+def test_the_same_samples_as_in_threads(shuffle: str) -> None:
+    start = weights()
+    real = run_threads(
+        3, lambda wire: for_real(Gossip(), wire, wire.rank, 3, start, dropout=False, shuffle=shuffle)
+    )
+    ours, _ = on_the_clock(Gossip(), 3, start, dropout=False, batched=False, shuffle=shuffle)
+    assert all(torch.equal(a, b) for x, y in zip(ours, real, strict=True) for a, b in zip(x, y, strict=True))
+    others, _ = on_the_clock(Gossip(), 3, start, dropout=False, batched=False)
+    assert worst(others, ours) > 1e-3
+
+
+@pytest.mark.parametrize("strategy", [tw.AllReduce(), Gossip()], ids=repr)
 def test_batched_replicas_learn_the_same_from_the_same_random_numbers(strategy: Strategy) -> None:
     start = weights()
     alone, _ = on_the_clock(strategy, 4, start, dropout=True, batched=False)

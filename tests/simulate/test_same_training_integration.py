@@ -1,4 +1,4 @@
-"""The simulator trains what spawned Gloo processes train, dropout included."""
+"""The simulator, its replicas batched, trains what spawned Gloo processes train, dropout included."""
 
 from __future__ import annotations
 
@@ -26,5 +26,5 @@ def test_fifty_steps_of_digits_cnn(world_size: int) -> None:
     start = weights()
     real = run_processes(world_size, every_strategy, start)
     for number, strategy in enumerate([*STRATEGIES, *TOYS]):
-        ours, _ = on_the_clock(strategy, world_size, start, dropout=True, batched=False)
+        ours, _ = on_the_clock(strategy, world_size, start, dropout=True, batched=True)
         assert worst(ours, [worker[number] for worker in real]) < 1e-9, repr(strategy)

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.base import Data, Plan, Samples, Training
 from thinwire.recipes.config import RunConfig
+from thinwire.recipes.held import hold, ring_of
+from thinwire.recipes.images import GreyImages
 from thinwire.recipes.keep import Course
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.train import Worker, seed_of, shards_of
@@ -25,23 +28,24 @@ from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Wire
 
 STEPS = 50
-BATCH = 8
+BATCH = 4
+COMPUTE_S = 0.05
 BUCKET_BYTES = 100_000
 """Several buckets: the model has 0.3 MB."""
 
 
 @dataclass(frozen=True)
-class Double:
+class Double(GreyImages):
     """Samples in float64."""
 
-    samples: Samples
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        inputs, targets = self.samples.take(indices)
+        inputs, targets = GreyImages.take(self, indices)
         return inputs.double(), targets
+
+
+def double(samples: Samples) -> Double:
+    assert isinstance(samples, GreyImages)
+    return Double(samples.inputs, samples.targets, samples.highest)
 
 
 def training(*, dropout: bool) -> Training:
@@ -57,12 +61,12 @@ def training(*, dropout: bool) -> Training:
 
     def data(folder: object) -> Data:
         found = usual.data(None)
-        return Data(Double(found.train), Double(found.test))
+        return Data(double(found.train), double(found.test))
 
     return replace(usual, model=model, data=data)
 
 
-def config(world_size: int) -> RunConfig:
+def config(world_size: int, shuffle: str = "dealt") -> RunConfig:
     return RunConfig(
         recipe="digits-cnn",
         strategy="",
@@ -73,6 +77,7 @@ def config(world_size: int) -> RunConfig:
         seed=0,
         data=None,
         device="cpu",
+        shuffle=shuffle,
     )
 
 
@@ -91,11 +96,12 @@ def for_real(
     start: dict[str, Tensor],
     *,
     dropout: bool,
+    shuffle: str = "dealt",
 ) -> list[Tensor]:
     """One worker's parameters after some steps of an ordinary loop; `wire` None: the process group's."""
-    parts, settings = training(dropout=dropout), config(world_size)
+    parts, settings = training(dropout=dropout), config(world_size, shuffle)
     data = parts.data(None)
-    shards = shards_of(data, settings, Worker(rank, world_size))
+    shards: Shards | Streams | ShuffleRing = shards_of(data, settings, Worker(rank, world_size))
     num_steps = settings.epochs * shards.num_batches(settings.batch_size)
     plan = Plan(world_size=world_size, batch_size=settings.batch_size, num_steps=num_steps)
     model = parts.model()
@@ -106,6 +112,10 @@ def for_real(
     with tw.attach(model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES) as link:
         if dropout:
             torch.manual_seed(seed_of(settings.seed, rank))
+        if shuffle != "dealt":
+            data = hold(data, rank, world_size)
+        if shuffle == "ring":
+            shards = ring_of(data, settings, link)
         for epoch in range(settings.epochs):
             shards.set_epoch(epoch)
             for batch in shards.batches(settings.batch_size):
@@ -130,22 +140,28 @@ def on_the_clock(
     dropout: bool,
     batched: bool,
     slow: tuple[str, ...] = (),
+    shuffle: str = "dealt",
+    ended_s: dict[int, float] | None = None,
 ) -> tuple[list[list[Tensor]], Session]:
-    """Every worker's parameters after the same steps, and the session."""
-    settings, parts = config(world_size), training(dropout=dropout)
+    """Every worker's parameters after the same steps, and the session.
+
+    `ended_s` is told when each worker, by host, had done them.
+    """
+    ended_s = {} if ended_s is None else ended_s
+    settings, parts = config(world_size, shuffle), training(dropout=dropout)
     learners = RecipeLearners(
         parts,
         parts.data(None),
         settings,
         torch.device("cpu"),
-        lambda *_: None,
+        lambda host, *_: ended_s.update({host: session.clock.now_s}),
         agree=strategy.replicas_agree,
         batched=batched,
     )
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)
-    ways = Ways(compute=Compute.of(0.05), bucket_bytes=BUCKET_BYTES)
+    ways = Ways(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
     session = Session(network, strategy, learners, ways)
     session.num_steps = STEPS
     for epoch in range(settings.epochs):

@@ -16,6 +16,7 @@ from torch.optim import SGD, Optimizer
 from thinwire.bench.plan import Block, compute_s, num_steps
 from thinwire.bench.systems import Ours, System, family_of
 from thinwire.engine.link import Link
+from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.events import StepTimed
 from thinwire.lab.control import Control
 from thinwire.lab.emulate import Emulated
@@ -23,8 +24,8 @@ from thinwire.lab.load import LoadWatch
 from thinwire.lab.nets import parse_net
 from thinwire.lab.network import sent_by_this_host
 
-WARM_UP_STEPS = 6
-"""DDP settles on its buckets in the first ones; we agree on an order after the fourth."""
+WARM_UP_STEPS = 5
+"""DDP settles on its buckets in the first ones."""
 BUSY = 0.8
 """Share of the processors above which they are the limit even if they are never quite full: in a ring, a
 worker that gets its core late keeps all others waiting."""
@@ -134,14 +135,14 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
                 wrapped(torch.ones(2, 1)).mean().backward()
                 stepper.step()
 
-        adapts_in = system.adapts_in if isinstance(system, Ours) else 0
-        if not adapts_in:  # else it would adapt to a wire and to layers that are not those of the cell
+        adapts = link is not None and link.strategy.adapts_in > 0
+        if not adapts:  # else it would adapt to a wire and to layers that are not those of the cell
             with model.instant():
                 train(WARM_UP_STEPS)
         rate = cell.rate_bits_per_s
         paths.set_rate(None if rate is None else rate * scale)
-        train(adapts_in)
-        settle_s = _settle(model, train, 1 if adapts_in else system.period)
+        train(_steps_to_adapt(link))
+        settle_s = _settle(model, train, 1 if adapts else system.period)
         steps = num_steps(timed_s=timed_s, period=system.period, settle_s=settle_s, compute_s=compute_s(cell))
         dist.barrier()
         paths.restart_load()
@@ -151,6 +152,14 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
         full = paths.processor_full()
         paths.open()  # which waits for everyone
         return _of_everyone(block, system, before, after, steps, paths, full, link is not None)
+
+
+def _steps_to_adapt(link: Link | None) -> int:
+    """How many steps at the rate that counts a strategy of ours takes to adapt to it."""
+    if link is None:
+        return 0
+    orders = link.strategy.overlap == "forward"
+    return 2 * FIRST_AGREEMENT - WARM_UP_STEPS if orders else link.strategy.adapts_in
 
 
 def _settle(model: Emulated, train: Callable[[int], None], period: int) -> float:

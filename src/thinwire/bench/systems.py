@@ -86,10 +86,6 @@ class Ours:
         return 1 if talks_always else USUAL_PERIOD
 
     @property
-    def adapts_in(self) -> int:
-        return self.strategy.adapts_in
-
-    @property
     def replicas_agree(self) -> bool:
         talks = overrides(self.strategy, "reduce") or overrides(self.strategy, "mix")
         return self.strategy.replicas_agree or not talks
@@ -114,13 +110,7 @@ def ours(name: str) -> Ours:
     >>> ours("all-reduce:overlap=forward").strategy.overlap
     'forward'
     """
-    return Ours(name, registry.build(*named(name)))
-
-
-def named(name: str) -> tuple[str, dict[str, str]]:
-    """The strategy and the settings in the name of a system of ours."""
-    strategy, *pairs = name.split(":")
-    return strategy, dict(pair.partition("=")[::2] for pair in pairs)
+    return Ours(name, registry.build(*registry.parse(name)))
 
 
 def standard_names() -> list[str]:

@@ -40,6 +40,9 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(help="Of weights, shuffling and dropout.")] = 0,
     data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the recipe's data.")] = None,
+    shuffle: Annotated[
+        str, typer.Option(help="dealt: all workers have all data; own: each keeps a part; ring: parts mix.")
+    ] = "dealt",
     device: Annotated[
         str, typer.Option(help="auto, cpu or cuda; workers may share a GPU. auto: cuda if there is one.")
     ] = "auto",
@@ -74,6 +77,7 @@ def train(
         resume=resume,
         device=device,
         profile=profile,
+        shuffle=shuffle,
     )
     config = resolve(recipe, registry.get(recipe), choices)
     if tensorboard:

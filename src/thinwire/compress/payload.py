@@ -22,6 +22,11 @@ def empty_message(num_bytes: int, like: Tensor) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
 
 
+def on_host(message: Tensor) -> Tensor:
+    """On the CPU, where a message can be taken from whoever sends it."""
+    return message if message.is_meta else message.cpu()
+
+
 @torch.no_grad()
 def encode_(
     message: Tensor,
@@ -33,6 +38,8 @@ def encode_(
 ) -> None:
     """Overwrite `message` with `data`; with int8 leave in `error` what was lost this time."""
     numel = data.numel()
+    if data.is_meta:
+        return  # sizes alone, without numbers
     if payload == "fp32":
         message[: data.nbytes].copy_(data.view(torch.uint8))
     elif payload == "bf16":
@@ -59,6 +66,8 @@ def encode_(
 def decode(message: Tensor, payload: Payload, like: Tensor, *, reference: Tensor | None = None) -> Tensor:
     """The numbers in `message`, as many and of the same dtype as `like`; both ends get the same bits."""
     numel = like.numel()
+    if message.is_meta:
+        return torch.empty_like(like)
     if payload == "fp32":
         return message[: like.nbytes].view(like.dtype)
     if payload == "bf16":

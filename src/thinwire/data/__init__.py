@@ -1,5 +1,7 @@
 """Data for training on several workers: who gets which samples, and the ready data sets."""
 
+from typing import TYPE_CHECKING, Any
+
 from thinwire.data.arrays import Arrays, TrainTest
 from thinwire.data.cifar import find_cifar, load_cifar
 from thinwire.data.digits import load_digits
@@ -9,9 +11,13 @@ from thinwire.data.shards import Shards
 from thinwire.data.streams import Streams
 from thinwire.data.tokens import Tokens, find_tokens, load_tokens
 
+if TYPE_CHECKING:
+    from thinwire.data.ring import ShuffleRing
+
 __all__ = [
     "Arrays",
     "Shards",
+    "ShuffleRing",
     "Streams",
     "Tokens",
     "TrainTest",
@@ -25,3 +31,11 @@ __all__ = [
     "load_mnist",
     "load_tokens",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ShuffleRing":  # needs torch, for which listing recipes must not wait
+        from thinwire.data.ring import ShuffleRing
+
+        return ShuffleRing
+    raise AttributeError(f"module 'thinwire.data' has no attribute {name!r}")

@@ -196,21 +196,25 @@ class ParameterBucket:
     def read(self, out: Tensor | None = None) -> Tensor:
         if out is None:
             out = torch.empty(self.num_parameters, dtype=self.gradient.dtype, device=self.gradient.device)
-        torch._foreach_copy_(self._split(out), self.parameters)
+        if not out.is_meta:
+            torch._foreach_copy_(self._split(out), self.parameters)
         return out
 
     @torch.no_grad()
     def write_(self, data: Tensor) -> None:
-        torch._foreach_copy_(self.parameters, self._split(data))
+        if not data.is_meta:
+            torch._foreach_copy_(self.parameters, self._split(data))
 
     @torch.no_grad()
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
-        torch._foreach_add_(self.parameters, self._split(data), alpha=scale)
+        if not data.is_meta:
+            torch._foreach_add_(self.parameters, self._split(data), alpha=scale)
 
     @torch.no_grad()
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
-        weights = self._split(weight) if isinstance(weight, Tensor) else weight
-        torch._foreach_lerp_(self.parameters, self._split(data), weights)
+        if not data.is_meta:
+            weights = self._split(weight) if isinstance(weight, Tensor) else weight
+            torch._foreach_lerp_(self.parameters, self._split(data), weights)
 
 
 def make_buckets(named: Sequence[tuple[str, Parameter]], bucket_bytes: int) -> list[ParameterBucket]:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine import claims, replicas, state
+from thinwire.engine.beside import Beside
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
@@ -89,6 +90,7 @@ class Link:
         settle = self._settle if overrides(strategy, "settle") else None
         self._mixer = Mixer(buckets, self._mix, settle, self._progress.driver, self._wire.now)
         self._serving: Task | None = None
+        self._besides: list[Beside] = []
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
         if overrides(strategy, "reduce"):
@@ -156,8 +158,17 @@ class Link:
         state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
         self.load_state_dict({**saved[0], "state": state})
 
+    def beside(self, name: str, settle: Callable[[], None]) -> Beside:
+        """A lane and a thread for something else that talks beside training; made by all workers at the same
+        point, and ended with the link. `settle` finishes what it has under way; its traffic is in `stats`."""
+        lane = self._engine.lane(f"{name} {len(self._besides)}")
+        self._besides.append(Beside(lane, name, settle))
+        return self._besides[-1]
+
     def gather_texts(self, text: str) -> list[str]:
         """Every worker's text, in order of rank; called by all workers."""
+        if not self._attached:
+            raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
         return replicas.gather_texts(text, self._engine, self._wait)
 
     # -- what users steer -------------------------------------------------------------------------
@@ -208,6 +219,8 @@ class Link:
         """
         self._reducer.settle()
         self.wait_for(self._mixer.finishing())
+        for each in self._besides:
+            each.settle()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap."""
@@ -292,7 +305,9 @@ class Link:
             handle.remove()
 
     def _stop(self) -> None:
-        """First the thread: a coroutine cannot be closed while it runs there."""
+        """First the threads: a coroutine cannot be closed while it runs there."""
+        for each in self._besides:
+            each.stop()
         self._progress.stop()
         self._mixer.abandon()
         if self._serving is not None:

@@ -2,7 +2,7 @@
 
 A piece can go out once backward has filled its bucket, and is waited for when forward reaches it. So
 of the pieces that are ready the first needed goes first; since all workers must send in the same
-order, that order is computed once, from one worker's times, and kept.
+order, that order is computed from one worker's times, and kept until they agree on another.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,8 +17,18 @@ from thinwire.wire.base import Work
 
 IN_FLIGHT = 2
 """Pieces under way at once: one on the wire, one ready to follow."""
-PROFILED_PASSES = (1, 2, 3)
-"""Backward passes whose times decide the order; the first one, 0, only counts gradients."""
+PROFILED_PASSES = 3
+"""The order is decided by the times of the last so many backward passes."""
+FIRST_AGREEMENT = 4
+"""The pass before which workers first agree on an order: pass 0, which only counts gradients, is then no
+longer among the profiled ones."""
+REGULAR_AGREEMENT = 256
+"""From there on an order is agreed on every so many passes; before, each time their number has doubled. A
+network that has become slower or faster is noticed."""
+
+
+def _last() -> deque[float]:
+    return deque(maxlen=PROFILED_PASSES)
 
 
 @dataclass(slots=True)
@@ -28,6 +39,8 @@ class Piece:
     gradient: Tensor
     exact_from: int = 0
     """All of it: only AllReduce sends pieces."""
+    took_s: deque[float] = field(default_factory=_last)
+    """How long it was under way, in the last passes."""
 
 
 @dataclass(slots=True)
@@ -37,8 +50,8 @@ class _Parcel:
     pieces: list[Piece]
     works: list[Work] = field(default_factory=list)
     full: bool = False
-    full_s: list[float] = field(default_factory=list)
-    """When backward filled it, in the profiled passes."""
+    full_s: deque[float] = field(default_factory=_last)
+    """When backward filled it, in the last passes."""
 
 
 class Pieces:
@@ -55,13 +68,12 @@ class Pieces:
         self._clock = clock
         self._parcels = [_Parcel(_cut(bucket, piece_bytes)) for bucket in buckets]
         self._order = [(b, p) for b, parcel in enumerate(self._parcels) for p in range(len(parcel.pieces))]
-        self._agreed = False
+        self._agreed_pass = 0
         self._lock = threading.Lock()
         self._issued = 0
         self._flying = 0
         self._pass = 0
         self._began_s = 0.0
-        self._piece_s: list[tuple[int, float]] = []
 
     def all(self) -> list[Piece]:
         """What goes over the wire in one pass."""
@@ -72,9 +84,9 @@ class Pieces:
 
         May be repeated, on one worker alone, if a backward fails before it has sent anything.
         """
-        if self._pass > PROFILED_PASSES[-1] and not self._agreed:
+        if agreement_is_due(self._pass) and self._agreed_pass != self._pass:
             self._order = self._launcher.agree(self._best_order(needed))
-            self._agreed = True
+            self._agreed_pass = self._pass
         self._issued = 0
         self._began_s = self._clock()
         for parcel in self._parcels:
@@ -87,8 +99,7 @@ class Pieces:
         """A bucket's gradients are in place."""
         parcel = self._parcels[index]
         parcel.full = True
-        if self._pass in PROFILED_PASSES:
-            parcel.full_s.append(self._clock() - self._began_s)
+        parcel.full_s.append(self._clock() - self._began_s)
         self._issue()
 
     def end(self) -> None:
@@ -112,14 +123,12 @@ class Pieces:
 
     def _launch(self, parcel: _Parcel, part: int) -> None:
         began_s, piece, work = self._clock(), parcel.pieces[part], parcel.works[part]
-        profiled = self._pass in PROFILED_PASSES
         task = self._launcher.reduce(piece)
 
         def ended() -> None:
-            if profiled:
-                self._piece_s.append((piece.gradient.nbytes, self._clock() - began_s))
             work.fail(task.error) if task.error else work.finish()
             with self._lock:
+                piece.took_s.append(self._clock() - began_s)
                 self._flying -= 1
             self._issue()
 
@@ -128,19 +137,36 @@ class Pieces:
 
     def _best_order(self, needed: Sequence[int]) -> list[tuple[int, int]]:
         """From this worker's times; rank 0's is what all of them use."""
-        total_bytes = sum(num_bytes for num_bytes, _ in self._piece_s)
+        pieces = [piece for parcel in self._parcels for piece in parcel.pieces]
+        with self._lock:
+            took_s = sum(_median(piece.took_s) for piece in pieces)
         # Pieces overlap, so a piece's own time counts the wire IN_FLIGHT times.
-        per_byte_s = sum(s for _, s in self._piece_s) / max(total_bytes, 1) / IN_FLIGHT
+        per_byte_s = took_s / max(sum(piece.gradient.nbytes for piece in pieces), 1) / IN_FLIGHT
         place = {bucket: n for n, bucket in enumerate(needed)}
         profiles = [
             Profile(
-                ready_s=sorted(parcel.full_s)[len(parcel.full_s) // 2] if parcel.full_s else 0.0,
+                ready_s=_median(parcel.full_s),
                 need=place.get(index, -1),
                 piece_s=tuple(piece.gradient.nbytes * per_byte_s for piece in parcel.pieces),
             )
             for index, parcel in enumerate(self._parcels)
         ]
         return send_order(profiles)
+
+
+def agreement_is_due(number: int) -> bool:
+    """Whether workers agree on an order before the pass of this number.
+
+    >>> [number for number in range(1030) if agreement_is_due(number)]
+    [4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]
+    """
+    if number < FIRST_AGREEMENT:
+        return False
+    return number % REGULAR_AGREEMENT == 0 or (number < REGULAR_AGREEMENT and number.bit_count() == 1)
+
+
+def _median(times_s: deque[float]) -> float:
+    return sorted(times_s)[len(times_s) // 2] if times_s else 0.0
 
 
 def _cut(bucket: ParameterBucket, piece_bytes: int) -> list[Piece]:

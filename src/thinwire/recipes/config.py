@@ -22,6 +22,7 @@ FILE = "config.json"
 CHECKPOINTS = "checkpoints"
 """The folder of them in a run folder."""
 DEVICES = ("auto", "cpu", "cuda")
+SHUFFLES = ("dealt", "own", "ring")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,8 +51,13 @@ class RunConfig:
     evaluate_every: int = 0
     """Steps between two evaluations, beside those at the end of every epoch; 0: only those."""
 
+    shuffle: str = "dealt"
+    """Who trains on which samples: "dealt" out anew in every epoch, each worker having all of them; its "own"
+    part, shuffled by itself; or its own part, whose samples travel in a "ring"."""
+
     def __post_init__(self) -> None:
         check_one_of("device", self.device, DEVICES)
+        check_one_of("shuffle", self.shuffle, SHUFFLES)
         check(self.workers >= 1, "workers", "at least 1", self.workers)
         check(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         check(self.batch_size >= 1, "batch size", "at least 1", self.batch_size)
@@ -80,6 +86,7 @@ class Choices:
     resume: bool = False
     device: str = "auto"
     profile: bool = False
+    shuffle: str = "dealt"
 
 
 def resolve(recipe_name: str, recipe: Recipe, choices: Choices) -> RunConfig:
@@ -98,6 +105,7 @@ def resolve(recipe_name: str, recipe: Recipe, choices: Choices) -> RunConfig:
         resume=choices.resume,
         device=choices.device,
         profile=choices.profile,
+        shuffle=choices.shuffle,
     )
     if recipe.locate is not None:
         recipe.locate(choices.data)

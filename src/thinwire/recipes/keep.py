@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from thinwire.data import Shards, Streams
+from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.engine.checkpoint import Checkpoint
 from thinwire.engine.link import Link
 from thinwire.errors import UsageError
@@ -114,7 +113,7 @@ def keep(
     peers: Peers,
     model: nn.Module,
     course: Course,
-    shards: Shards | Streams,
+    shards: Shards | Streams | ShuffleRing,
     meter: Meter,
     carry: Carry,
 ) -> Iterator[Keeper]:
@@ -126,6 +125,7 @@ def keep(
         raise UsageError("checkpoints are saved through a link; this run was joined by another system")
     settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
     settings |= {"epochs": config.epochs, "batch size": config.batch_size}
+    settings |= {"shuffle": config.shuffle}
     with Checkpoint(
         folder,
         link=peers,
@@ -140,18 +140,11 @@ def keep(
         num_steps = meter.plan.num_steps
         saved = checkpoint.load() if config.resume else None
         if saved is not None:
-            left = steps_left(shards, config)
+            epochs_left = config.epochs - 1 - shards.epoch
+            left = shards.num_batches(config.batch_size) + epochs_left * (num_steps // config.epochs)
             meter.plan = replace(meter.plan, num_steps=meter.step + left)
             if saved.world_size != peers.world_size:
                 course.restart(num_steps - left)
         keeper = Keeper(checkpoint, config.save_every, meter, 0 if saved is None else saved.step)
         yield keeper
         keeper.save()
-
-
-def steps_left(shards: Shards | Streams, config: RunConfig) -> int:
-    """Steps from where `shards` stands to the end of the last epoch."""
-    fresh = copy(shards)
-    fresh.set_epoch(0)
-    whole = fresh.num_batches(config.batch_size)
-    return shards.num_batches(config.batch_size) + (config.epochs - 1 - shards.epoch) * whole

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,11 +19,15 @@ from thinwire.data import Shards, Streams
 from thinwire.errors import NumericError
 from thinwire.recipes.base import Carried, Data, Plan, Training
 from thinwire.recipes.config import RunConfig
+from thinwire.recipes.held import block_of
 from thinwire.recipes.keep import Course
-from thinwire.recipes.train import TEST_BATCH_SIZE, TEST_STREAMS, Result, Worker, seed_of, shards_of
+from thinwire.recipes.train import Result, Worker, batches_of_test, seed_of, shards_of
+from thinwire.recipes.virtual_ring import VirtualRing
 from thinwire.simulate.deal import Account, Deal, Hand, in_streams, in_turn
 from thinwire.simulate.replicas import Replicas, worth_batching
 from thinwire.simulate.session import Change
+from thinwire.simulate.worker import VirtualWorker
+from thinwire.wire.base import Work
 
 Stepped = Callable[[int, float, int], None]
 """Told of every step: host, loss, number of samples."""
@@ -41,10 +44,31 @@ class RecipeLearner:
         self._all = all_of_them
         self._batch: tuple[Tensor, Tensor] | None = None
         self._num_samples = 0
+        self._ring: VirtualRing | None = None
 
     @property
     def optimizer(self) -> Optimizer:
         return self.course.optimizer
+
+    def joined(self, worker: VirtualWorker) -> None:
+        if self._all.config.shuffle == "ring":
+            self._ring = VirtualRing(self._all.data, self._all.config.seed, *worker.beside("shuffle"))
+
+    def begin(self, epoch: int) -> None:
+        """Nothing of the epoch before is carried over."""
+        self._all.replicas.forget(self.host)
+        if self._ring is not None:
+            self._ring.begin(epoch)
+
+    def fetching(self) -> Iterator[Work]:
+        if self._ring is not None and len(self._ring):
+            batch_size = self._all.config.batch_size
+            yield from self._ring.fetching(batch_size)
+            self._all.deal.give(self._all.rank_of[self.host], self._ring.hand_out(batch_size))
+
+    def settling(self) -> Iterator[Work]:
+        if self._ring is not None:
+            yield from self._ring.settling()
 
     def draw(self) -> bool:
         batch = self._all.deal.draw(self._all.rank_of[self.host])
@@ -89,7 +113,7 @@ class RecipeLearners:
         batched: bool | None = None,
     ) -> None:
         self.training, self.data, self.device, self.stepped = training, data, device, stepped
-        self._config = config
+        self.config = config
         self._agree = agree
         self.hosts = tuple(range(config.workers))
         self.rank_of = {host: host for host in self.hosts}
@@ -97,14 +121,8 @@ class RecipeLearners:
         self.plan = self._plan()
         model = training.model().to(device)
         seeds = [seed_of(config.seed, host) for host in self.hosts]
-        with torch.random.fork_rng(devices=[]):
-            inputs, _ = data.train.take(np.arange(config.batch_size))
-        self.replicas = Replicas(
-            model,
-            self._loss,
-            seeds,
-            batched=worth_batching(inputs.to(device)) if batched is None else batched,
-        )
+        batched = worth_batching(self._example()[0]) if batched is None else batched
+        self.replicas = Replicas(model, self._loss, seeds, batched=batched)
         self.learners = [RecipeLearner(host, self) for host in self.hosts]
         self.deal = self._deal()
 
@@ -126,28 +144,32 @@ class RecipeLearners:
         self.epoch = epoch
         self.deal = self._deal()
         for host in self.hosts:
-            self.replicas.forget(host)
+            self.learners[host].begin(epoch)
 
     def account(self) -> Account:
         """What became of this epoch's samples."""
         return self.deal.account()
 
     def _shards(self, rank: int) -> Shards | Streams:
-        return shards_of(self.data, self._config, Worker(rank, len(self.hosts)))
+        return shards_of(self.data, self.config, Worker(rank, len(self.hosts)))
 
     def _hand(self, rank: int) -> Hand:
-        shards = self._shards(rank)
+        if self.config.shuffle == "ring":
+            return []  # its batches are given to it as they arrive
+        shards, first = self._shards(rank), 0
+        if self.config.shuffle == "own":
+            first = block_of(self.data, rank, len(self.hosts)).start
         shards.set_epoch(self.epoch)
-        return list(shards.batches(self._config.batch_size))
+        return [first + batch for batch in shards.batches(self.config.batch_size)]
 
     def _deal(self) -> Deal:
         hands = [self._hand(rank) for rank in range(len(self.hosts))]
         cut = in_streams if self.data.order == "streams" else in_turn
-        return Deal(len(self.data.train), hands, self._config.batch_size, cut)
+        return Deal(len(self.data.train), hands, self.config.batch_size, cut)
 
     def _plan(self) -> Plan:
-        world_size, batch_size = len(self.hosts), self._config.batch_size
-        num_steps = self._config.epochs * self._shards(0).num_batches(batch_size)
+        world_size, batch_size = len(self.hosts), self.config.batch_size
+        num_steps = self.config.epochs * self._shards(0).num_batches(batch_size)
         return Plan(world_size=world_size, batch_size=batch_size, num_steps=num_steps)
 
     # -- who trains -----------------------------------------------------------------------------------
@@ -163,8 +185,8 @@ class RecipeLearners:
         self.replicas.withdraw()
         self.deal.again(len(self.hosts))
         self.plan = self._plan()
-        left = self.deal.num_batches(0) + (self._config.epochs - 1 - self.epoch) * (
-            self.plan.num_steps // self._config.epochs
+        left = self.deal.num_batches(0) + (self.config.epochs - 1 - self.epoch) * (
+            self.plan.num_steps // self.config.epochs
         )
         mean = self.replicas.mean(before)
         furthest = self.learners[change.furthest]
@@ -186,11 +208,17 @@ class RecipeLearners:
         """Seconds that one replica takes here for a step, on a copy that is thrown away."""
         model = deepcopy(self.replicas.model(0))
         optimizer = self.training.optimizer(model, self.plan)
+        inputs, targets = self._example()
         with torch.random.fork_rng(devices=[]):
-            inputs, targets = self.data.train.take(np.arange(self._config.batch_size))
-            inputs, targets = inputs.to(self.device), targets.to(self.device)
-            times = [self._timed(model, optimizer, inputs, targets) for _ in range(repeats)]
-        return median(times)
+            return median(self._timed(model, optimizer, inputs, targets) for _ in range(repeats))
+
+    def _example(self) -> tuple[Tensor, Tensor]:
+        """A batch of the usual size."""
+        with torch.random.fork_rng(devices=[]):
+            inputs, targets = self.data.train.take(
+                np.arange(min(self.config.batch_size, len(self.data.train)))
+            )
+        return inputs.to(self.device), targets.to(self.device)
 
     def _timed(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> float:
         begin_s = time.perf_counter()
@@ -210,7 +238,7 @@ def judge(training: Training, data: Data, models: Sequence[nn.Module], device: t
     for rank, model in enumerate(models):
         model.eval()
         carried: Carried = None
-        for batch in _test_batches(data, rank, len(models)):
+        for batch in batches_of_test(data, rank, len(models)):
             inputs, targets = data.test.take(batch)
             outputs, carried = training.forward(model, inputs.to(device), carried)
             loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
@@ -218,14 +246,3 @@ def judge(training: Training, data: Data, models: Sequence[nn.Module], device: t
             count += len(batch)
         model.train()
     return Result(training.metric(score_sum / count), loss_sum / count)
-
-
-def _test_batches(data: Data, rank: int, count: int) -> Iterator[NDArray[np.int64]]:
-    """What model `rank` of `count` goes through, as a worker of a real run would."""
-    if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=rank, world_size=count)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // count))
-        return
-    mine = np.arange(rank, len(data.test), count)
-    for start in range(0, len(mine), TEST_BATCH_SIZE):
-        yield mine[start : start + TEST_BATCH_SIZE]

@@ -18,19 +18,18 @@ from thinwire.recipes.base import Data
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """A text cut into pieces of `length` tokens; the targets are the tokens one place further on."""
+    """Pieces of a text, each with the token after it; the targets are the tokens one place further on."""
 
     tokens: Tensor
-    length: int
+    """Of shape (samples, length + 1)."""
 
     def __len__(self) -> int:
-        return (len(self.tokens) - 1) // self.length
+        return len(self.tokens)
 
     def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Inputs and targets, both of shape (samples, length)."""
-        start = torch.from_numpy(indices * self.length).to(self.tokens.device)
-        where = start.unsqueeze(1) + torch.arange(self.length, device=self.tokens.device)
-        return self.tokens[where], self.tokens[where + 1]
+        pieces = self.tokens[torch.from_numpy(indices).to(self.tokens.device)]
+        return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
 
 
 def pieces(tokens: Tokens, *, length: int, order: Literal["shuffled", "streams"]) -> Data:
@@ -39,7 +38,7 @@ def pieces(tokens: Tokens, *, length: int, order: Literal["shuffled", "streams"]
     def samples(text: NDArray[np.int64]) -> Pieces:
         if len(text) <= length:
             raise DataError(f"a text has {len(text)} tokens, less than one piece of {length} and its next")
-        return Pieces(torch.tensor(text), length)
+        return Pieces(torch.tensor(text).unfold(0, length + 1, length))  # a view: nothing is stored twice
 
     return Data(samples(tokens.train), samples(tokens.test), order)
 

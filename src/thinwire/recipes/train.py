@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from thinwire.data import Shards, Streams
+from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.events import Evaluated, Record, RunEnded, Summary
 from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.devices import choose_device
+from thinwire.recipes.held import hold, ring_of
 from thinwire.recipes.joined import Join, Joined, Peers, join_by
 from thinwire.recipes.keep import Carry, Course, keep
 from thinwire.recipes.meter import Meter
@@ -65,7 +66,9 @@ def train(
     training = recipe.training()
     with device:  # the data is small: its tensors are made where they are used
         data = training.data(config.data_folder)
-    shards = shards_of(data, config, worker)
+    shards: Shards | Streams | ShuffleRing = shards_of(data, config, worker)
+    if config.shuffle != "dealt":
+        data = hold(data, worker.rank, worker.world_size)
     num_steps = config.epochs * shards.num_batches(config.batch_size)
     plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
     model = training.model().to(device)
@@ -78,6 +81,8 @@ def train(
     ):
         seed_apart(config.seed, worker.rank)
         peers = joined.peers
+        if config.shuffle == "ring":
+            shards = ring_of(data, config, peers)
         meter = Meter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: peers.stats, emit=emit
         )
@@ -141,6 +146,8 @@ def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams
     count, rank, world_size = len(data.train), worker.rank, worker.world_size
     if data.order == "streams":
         return Streams(num_samples=count, rank=rank, world_size=world_size)
+    if config.shuffle != "dealt":  # the worker's own part, shuffled by itself
+        return Shards(num_samples=count // world_size, seed=config.seed)
     return Shards(num_samples=count, rank=rank, world_size=world_size, seed=config.seed)
 
 
@@ -155,7 +162,7 @@ def evaluate(
         loss_sum = score_sum = 0.0
         count = 0
         carried: Carried = None
-        for batch in batches_of_test(data, peers):
+        for batch in batches_of_test(data, peers.rank, peers.world_size):
             inputs, targets = data.test.take(batch)
             outputs, carried = training.forward(model, inputs.to(device), carried)
             loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
@@ -165,14 +172,14 @@ def evaluate(
     return Result(training.metric(score_total / total), loss_total / total)
 
 
-def batches_of_test(data: Data, peers: Peers) -> Iterator[NDArray[np.int64]]:
-    """This worker's part of the test data. Of streams a few samples at the end may be left out; how many
+def batches_of_test(data: Data, rank: int, world_size: int) -> Iterator[NDArray[np.int64]]:
+    """One worker's part of the test data. Of streams a few samples at the end may be left out; how many
     does not depend on the number of workers as long as it divides `TEST_STREAMS`."""
     if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=peers.rank, world_size=peers.world_size)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // peers.world_size))
+        streams = Streams(num_samples=len(data.test), rank=rank, world_size=world_size)
+        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // world_size))
         return
-    mine = np.arange(peers.rank, len(data.test), peers.world_size)
+    mine = np.arange(rank, len(data.test), world_size)
     for start in range(0, len(mine), TEST_BATCH_SIZE):
         yield mine[start : start + TEST_BATCH_SIZE]
 

@@ -26,6 +26,7 @@ from thinwire.recipes.devices import choose_device
 from thinwire.recipes.learners import RecipeLearners, judge
 from thinwire.recipes.meter import Meter
 from thinwire.recipes.train import Result
+from thinwire.recipes.virtual_ring import check_changes
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
@@ -93,6 +94,7 @@ def simulate(
     batched: bool | None = None,
 ) -> Simulated:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
+    check_changes(config.shuffle, cluster.description.faults)
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
         # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")

@@ -39,6 +39,10 @@ def _run(run: Run) -> Rows:
         ("strategy", f"{run.strategy} ({settings})" if settings else run.strategy),
         ("workers", f"{run.world_size} on {named}" if hosts else str(run.world_size)),
     ]
+    if run.summary is not None and run.summary.instruments:
+        told = run.summary.instruments.items()
+        words = ", ".join(f"{name.replace('_', ' ')} {value:.3g}" for name, value in told)
+        rows.append(("at the end", f"{words} (mean of workers)"))
     per_worker = f"{run.config['batch_size']} per worker" if "batch_size" in run.config else ""
     rows += [("batch", per_worker)] if per_worker else []
     rows += [(name, str(run.config[name])) for name in ("epochs", "seed", "device") if name in run.config]

@@ -1,4 +1,4 @@
-"""Plots of trainings: loss and metric against seconds, and how each worker spent its time."""
+"""Plots of trainings: loss and metric against seconds and epochs, and how each worker spent its time."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def run_plots(trainings: Sequence[NamedRun], looks: Looks) -> list[Plot]:
         plots.append(loss_curves(trainings, looks))
     if any(training.run.values() for training in trainings):
         plots.append(metric_curves(trainings, looks))
+    if len(trainings) > 1 and any(len(training.run.values()) > 1 for training in trainings):
+        plots.append(metric_curves(trainings, looks, by_epoch=True))
+    if any(apart > 0 for training in trainings for _, apart in training.run.distances()):
+        plots.append(distance_curves(trainings, looks))
     return plots
 
 
@@ -55,26 +59,26 @@ def loss_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
     if log:
         plot.axes.set_yscale("log")
         plot.axes.yaxis.set_major_formatter(lambda loss, _: f"{loss:g}")
-    _curves(plot, trainings, curves, looks)
+    _curves(plot, trainings, curves, looks, f"{seconds} of training")
     if not log:
         plot.axes.set_ylim(bottom=0)
     _finish(plot, trainings, curves, looks)
     return plot
 
 
-def metric_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
-    """The test metric against seconds, with the target."""
-    run, seconds = trainings[0].run, _seconds(trainings)
-    curves = [training.run.values() for training in trainings]
+def metric_curves(trainings: Sequence[NamedRun], looks: Looks, *, by_epoch: bool = False) -> Plot:
+    """The test metric against seconds or epochs, with the target."""
+    run, against = trainings[0].run, "epochs" if by_epoch else _seconds(trainings)
+    curves = [t.run.values_by_epoch() if by_epoch else t.run.values() for t in trainings]
     metric = next(t.run.evaluated[0].metric for t in trainings if t.run.evaluated)
     target = target_of(training.run for training in trainings)
     plot = new_plot(
-        slug("metric", run.recipe),
-        f"Test {metric} against {seconds}",
+        slug("metric", "by-epoch" if by_epoch else None, run.recipe),
+        f"Test {metric} against {against}",
         run.recipe,
         "On the test data, over all workers." + (" Thin line: the recipe's target." if target else ""),
     )
-    _curves(plot, trainings, curves, looks)
+    _curves(plot, trainings, curves, looks, "epochs" if by_epoch else f"{against} of training")
     extra = []
     if target is not None:
         plot.axes.axhline(target.value, color=MUTED, linewidth=0.8)
@@ -86,8 +90,24 @@ def metric_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
     return plot
 
 
+def distance_curves(trainings: Sequence[NamedRun], looks: Looks) -> Plot:
+    """How far replicas are apart, against epochs."""
+    curves = [training.run.distances() for training in trainings]
+    plot = new_plot(
+        slug("distance", trainings[0].run.recipe),
+        "How far replicas are apart",
+        trainings[0].run.recipe,
+        "Root mean square distance of the workers' models from their mean, relative to it.",
+    )
+    _curves(plot, trainings, curves, looks, "epochs")
+    plot.axes.set_ylabel("distance from the mean model")
+    plot.axes.set_ylim(bottom=0)
+    _finish(plot, trainings, curves, looks)
+    return plot
+
+
 def _curves(
-    plot: Plot, trainings: Sequence[NamedRun], curves: Sequence[Sequence[Point]], looks: Looks
+    plot: Plot, trainings: Sequence[NamedRun], curves: Sequence[Sequence[Point]], looks: Looks, against: str
 ) -> None:
     drawn: dict[str, int] = {}
     for training, curve in zip(trainings, curves, strict=True):
@@ -95,9 +115,9 @@ def _curves(
             continue
         look, turn = looks[training.system], drawn.setdefault(training.system, 0)
         drawn[training.system] += 1
-        seconds, heights = zip(*curve, strict=True)
+        places, heights = zip(*curve, strict=True)
         [line] = plot.axes.plot(
-            seconds,
+            places,
             heights,
             color=look.colour,
             linewidth=min(look.width, 1.6),
@@ -106,7 +126,7 @@ def _curves(
         )
         plot.tip(line, training.label)
     plot.axes.set_xlim(left=0)
-    plot.axes.set_xlabel(f"{_seconds(trainings)} of training")
+    plot.axes.set_xlabel(against)
     plot.axes.grid(axis="y")
 
 

@@ -169,6 +169,14 @@ class Run:
         """The metric on the test data against seconds of training."""
         return [(e.train_s, e.value) for e in self.evaluated if e.value is not None]
 
+    def values_by_epoch(self) -> list[Point]:
+        """The metric on the test data against epochs."""
+        return [(e.epoch, e.value) for e in self.evaluated if e.value is not None]
+
+    def distances(self) -> list[Point]:
+        """How far replicas are from their mean, against epochs, where somebody has measured it."""
+        return [(e.epoch, e.distance) for e in self.evaluated if e.distance is not None]
+
     @staticmethod
     def _mean(values: Sequence[float]) -> float:
         return sum(values) / len(values) if values else 0.0

@@ -50,6 +50,10 @@ class Deal:
         """That this worker has left."""
         return len(self._hands[rank])
 
+    def give(self, rank: int, batch: Batch) -> None:
+        """One more batch for this worker: other workers have sent it."""
+        self._hands[rank].append(batch)
+
     def draw(self, rank: int) -> Batch | None:
         """This worker's next batch; None when it has none left."""
         if not self._hands[rank]:

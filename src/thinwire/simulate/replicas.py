@@ -7,6 +7,7 @@ module, on the same memory; everything else sees ordinary modules.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -43,14 +44,18 @@ class _Slot:
 
 
 class Replicas:
-    """`count` copies of `model`; replica i draws its random numbers from `seeds[i]`."""
+    """As many copies of `model` as there are seeds; replica i draws its random numbers from `seeds[i]`."""
 
-    def __init__(self, model: nn.Module, loss: Loss, seeds: Sequence[int], *, batched: bool) -> None:
-        self.batched = batched
-        """Whether many are computed at once; turns to False when the model turns out not to allow it."""
+    def __init__(
+        self, model: nn.Module, loss: Loss, seeds: Sequence[int], *, batched: bool | None = None
+    ) -> None:
+        """`batched` None: what is faster here, found out with the first batches."""
+        self.batched = batched is not False
+        """Whether many are computed at once; turns to False when that fails or does not pay."""
         self.refusal = ""
-        """Why, in torch's words."""
+        """Why not, in torch's words or in seconds."""
         self._proven = False
+        self._must_pay = batched is None
         self._loss = loss
         self._device = next(model.parameters()).device
         count = len(seeds)
@@ -60,7 +65,7 @@ class Replicas:
         for index, slot in enumerate(self._slots):
             self._settle_in(slot, index)
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
-        self._skeleton = with_own_dropout(deepcopy(model)) if batched else model
+        self._skeleton = with_own_dropout(deepcopy(model)) if self.batched else model
         self._dropouts = [m for m in self._skeleton.modules() if isinstance(m, OwnDropout)]
         self._waiting: list[int] = []
 
@@ -131,28 +136,51 @@ class Replicas:
                 self._learn(sorted(members)[start : start + CHUNK])
 
     def _learn(self, members: list[int]) -> None:
-        if self.batched and len(members) > 1 and (self._proven or self._try_together(members)):
+        if self.batched and len(members) > 1 and not self._proven:
+            self._try_together(members)
+        if self.batched and len(members) > 1:
             self._learn_together(members)
         else:
-            for member in members:
-                self._learn_alone(member)
+            self._learn_each(members)
 
-    def _try_together(self, members: list[int]) -> bool:
-        """Whether the model can be batched, found out by doing it once; leaves no trace."""
+    def _try_together(self, members: list[int]) -> None:
+        """Find out whether the model can be batched and, unless it was asked for, whether that pays."""
+        try:
+            self._rehearse(self._learn_together, members)
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
+            self.batched, self.refusal = False, str(error).split("\n", 1)[0]
+            return
+        self._proven = True
+        if self._must_pay:
+            self._rehearse(self._learn_each, members)  # the first time of either is no measure
+            together_s, each_s = (
+                self._rehearse(learn, members) for learn in (self._learn_together, self._learn_each)
+            )
+            if together_s > each_s:
+                self.batched = False
+                self.refusal = f"{together_s:.3g} s together, {each_s:.3g} s one after another"
+
+    def _rehearse(self, learn: Callable[[list[int]], None], members: list[int]) -> float:
+        """Seconds it takes; leaves no trace but gradients."""
         slots = [self._slots[index] for index in members]
         before = [(slot.asked, slot.carried, slot.random.get_state()) for slot in slots]
         buffers = {name: stacked.clone() for name, stacked in self._buffers.items()}
+        began_s = time.perf_counter()
         try:
-            self._learn_together(members)
-            self._proven = True
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            self.batched, self.refusal = False, str(error).split("\n", 1)[0]
-        for slot, (asked, carried, state) in zip(slots, before, strict=True):
-            slot.asked, slot.carried = asked, carried
-            slot.random.set_state(state)
-        for name, stacked in self._buffers.items():
-            stacked.copy_(buffers[name])
-        return self._proven
+            learn(members)
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+            return time.perf_counter() - began_s
+        finally:
+            for slot, (asked, carried, state) in zip(slots, before, strict=True):
+                slot.asked, slot.carried = asked, carried
+                slot.random.set_state(state)
+            for name, stacked in self._buffers.items():
+                stacked.copy_(buffers[name])
+
+    def _learn_each(self, members: list[int]) -> None:
+        for member in members:
+            self._learn_alone(member)
 
     def _learn_alone(self, index: int) -> None:
         slot = self._slots[index]
@@ -160,7 +188,9 @@ class Replicas:
         (inputs, targets), slot.asked = slot.asked, None
         for parameter in slot.parameters:
             parameter.grad = None
-        with self.random(index), self._random_on_device(index):
+        with self.random(index):
+            if self._device.type == "cuda":  # its numbers follow from the replica's own on the CPU
+                torch.cuda.manual_seed(int(torch.randint(2**62, ())))
             loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
             loss.backward()
         slot.loss = loss.item()
@@ -203,13 +233,6 @@ class Replicas:
             for parameter, rows_of in zip(slot.parameters, split, strict=True):
                 parameter.grad = rows_of[place] if rows_of else None
 
-    @contextmanager
-    def _random_on_device(self, index: int) -> Iterator[None]:
-        """On a GPU each replica's numbers follow from its generator on the CPU."""
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-        yield
-
     # -- all together -----------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -244,9 +267,12 @@ class Replicas:
         return (apart / size) ** 0.5 if size > 0 else 0.0
 
 
-def worth_batching(inputs: Tensor) -> bool:
-    """Whether replicas with batches like this one are better computed together."""
-    return not inputs.is_cpu or inputs.numel() <= SMALL_BATCH
+def worth_batching(inputs: Tensor) -> bool | None:
+    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU.
+
+    On a CPU it is a rule, so that the same command gives the same bits.
+    """
+    return inputs.numel() <= SMALL_BATCH if inputs.is_cpu else None
 
 
 def _stack(tensor: Tensor, count: int) -> Tensor:

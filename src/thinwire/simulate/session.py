@@ -217,7 +217,7 @@ class Session:
             task.fail(error)
 
     def _join(self, host: int) -> None:
-        if host in self.hosts and host not in self._lost:
+        if (host in self.hosts and host not in self._lost) or host in self._joining:
             return
         self._joining.append(host)
         after = 1 + max(worker.steps for worker in self._workers.values())

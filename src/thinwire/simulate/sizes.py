@@ -7,22 +7,22 @@ numbers pass a threshold) cannot be played like this.
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
 from torch.optim import SGD
 
-from thinwire.engine.pieces import PROFILED_PASSES
+from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.worker import VirtualWorker, Ways
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
+from thinwire.wire.base import Work
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +44,21 @@ class _Learner:
 
     clip_norm = None
 
-    def __init__(self, model: nn.Module, optimizer: SGD, all_of_them: _Learners) -> None:
+    def __init__(self, host: int, model: nn.Module, optimizer: SGD, all_of_them: _Learners) -> None:
         self.model = model
         self.optimizer = optimizer
+        self._host = host
         self._all = all_of_them
         self._steps = 0
+
+    def joined(self, worker: VirtualWorker) -> None:
+        pass
+
+    def fetching(self) -> Iterator[Work]:
+        return iter(())
+
+    def settling(self) -> Iterator[Work]:
+        return iter(())
 
     def draw(self) -> bool:
         return True
@@ -60,8 +70,18 @@ class _Learner:
         pass
 
     def stepped(self) -> None:
-        self._all.stepped(self._steps)
         self._steps += 1
+        self._all.stepped(self._host, self._steps)
+
+
+@dataclass(slots=True)
+class _Mark:
+    """What all workers had done when each had ended a certain step."""
+
+    ended_s: float = 0.0
+    """Of the last one."""
+    exposed_s: float = 0.0
+    traffic: Traffic = field(default_factory=Traffic)
 
 
 class _Learners:
@@ -71,10 +91,10 @@ class _Learners:
         for index, parameter in enumerate(parameters):
             self._model.register_parameter(f"p{index}", parameter)
         optimizer = SGD([nn.Parameter(torch.zeros(()))], lr=0.0)  # of nothing: there are no numbers to step
-        self._learners = [_Learner(self._model, optimizer, self) for _ in range(count)]
+        self._learners = [_Learner(host, self._model, optimizer, self) for host in range(count)]
         self.session: Session | None = None
-        self.ended_s: list[float] = []
-        """When the last worker ended each step."""
+        self.marks: dict[int, _Mark] = {}
+        """By number of steps."""
 
     def of(self, host: int) -> _Learner:
         return self._learners[host]
@@ -82,11 +102,14 @@ class _Learners:
     def change(self, change: Change) -> None:
         pass
 
-    def stepped(self, step: int) -> None:
-        if step == len(self.ended_s):
-            self.ended_s.append(0.0)
-        assert self.session is not None
-        self.ended_s[step] = self.session.clock.now_s
+    def stepped(self, host: int, steps: int) -> None:
+        mark = self.marks.get(steps)
+        if mark is not None:
+            assert self.session is not None
+            stats = self.session.stats(host)
+            mark.ended_s = self.session.clock.now_s
+            mark.exposed_s += stats.exposed_s
+            mark.traffic += stats.traffic
 
 
 @contextmanager
@@ -112,25 +135,21 @@ def pace(
 ) -> Paced:
     """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
     check(steps >= 1, "steps", "at least 1", steps)
-    warm_up = max(strategy.adapts_in, PROFILED_PASSES[-1] if strategy.overlap == "forward" else 0) + 2
+    # the order of pieces is as good as it gets once it was agreed on for the second time
+    ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
+    warm_up = max(ordered, strategy.adapts_in) + 2
     count = len(network.description.hosts)
     learners = _Learners(shapes, count)
     with _uncollected():
         learners.session = session = Session(network, strategy, learners, ways, jitter=jitter)
-
-    def run(num_steps: int) -> tuple[Traffic, float]:
-        session.num_steps = num_steps
+        before, after = _Mark(), _Mark()
+        learners.marks = {warm_up: before, warm_up + steps: after}
+        session.num_steps = warm_up + steps
         session.epoch()
-        stats = [session.stats(host) for host in session.hosts]
-        return sum((each.traffic for each in stats), Traffic()), math.fsum(each.exposed_s for each in stats)
-
-    with _uncollected():
-        before, exposed_before_s = run(warm_up)
-        after, exposed_after_s = run(warm_up + steps)
     worker_steps = count * steps
     return Paced(
-        step_s=(learners.ended_s[-1] - learners.ended_s[warm_up - 1]) / steps,
-        exposed_s=(exposed_after_s - exposed_before_s) / worker_steps,
-        sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
-        messages=(after.messages - before.messages) / worker_steps,
+        step_s=(after.ended_s - before.ended_s) / steps,
+        exposed_s=(after.exposed_s - before.exposed_s) / worker_steps,
+        sent_bytes=(after.traffic.sent_bytes - before.traffic.sent_bytes) / worker_steps,
+        messages=(after.traffic.messages - before.traffic.messages) / worker_steps,
     )

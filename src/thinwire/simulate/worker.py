@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -41,6 +41,18 @@ class Learner(Protocol):
     def optimizer(self) -> Optimizer: ...
     @property
     def clip_norm(self) -> float | None: ...
+
+    def joined(self, worker: VirtualWorker) -> None:
+        """This worker trains it from now on."""
+        ...
+
+    def fetching(self) -> Iterator[Work]:
+        """Wait for those samples of the next batch that other workers send."""
+        ...
+
+    def settling(self) -> Iterator[Work]:
+        """Wait for everything that other workers have sent on its way."""
+        ...
 
     def draw(self) -> bool:
         """Take the next batch; False when there is none left."""
@@ -78,8 +90,8 @@ class Stage:
     ways: Ways
     stepped: Callable[[VirtualWorker], None]
     """Told after every step of every worker."""
-    order: list[tuple[int, int]] | None = None
-    """In which pieces go out under overlap="forward", once somebody has worked it out."""
+    orders: list[list[tuple[int, int]]] = field(default_factory=list)
+    """In which pieces go out under overlap="forward", one after another as somebody has worked them out."""
 
 
 class VirtualWorker:
@@ -98,14 +110,14 @@ class VirtualWorker:
         self._driver = Driver(stage.clock.soon)
         self._meter, self._engine_meter = Meter(), Meter()
         self._wire = MeteredWire(wire, self._meter)
-        engine = MeteredWire(wire.lane("engine"), self._engine_meter)
+        self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         named = [(name, p) for name, p in learner.model.named_parameters() if p.requires_grad]
         bucket_bytes = stage.ways.bucket_bytes
         if bucket_bytes is None:
             bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, wire.world_size)
         self._buckets = with_companions(make_buckets(named, bucket_bytes), learner.optimizer)
         self._timetable = _timetable([(name, p.numel()) for name, p in named], self._buckets, stage.ways)
-        self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", engine)
+        self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", self._engine)
         self.state = strategy.init(self._buckets, self._wire)
         self._reducer: Reducer | Deferred
         if strategy.overlap == "forward":
@@ -124,10 +136,12 @@ class VirtualWorker:
         self._mixer = Mixer(self._buckets, self._mix, settle, self._driver, self._wire.now)
         self._announces = strategy.overlap != "none"
         self._passes = 0
+        self._num_agreed = 0
         self._slower = 1.0
         self._serving: Task | None = None
         if overrides(strategy, "serve"):
             self._serving = self._start(strategy.serve(self.state, self._wire), "serve")
+        learner.joined(self)
 
     @property
     def traffic(self) -> Traffic:
@@ -140,6 +154,10 @@ class VirtualWorker:
     @property
     def instruments(self) -> Mapping[str, float]:
         return self._strategy.instruments(self.state)
+
+    def beside(self, name: str) -> tuple[Wire, Callable[[Coroutine[Any, Any, None]], Task]]:
+        """A lane, and what drives coroutines on it, for what else is sent beside training."""
+        return self._engine.lane(name), lambda coroutine: self._start(coroutine, name)
 
     def resume(self, saved: list[Any]) -> None:
         """Go on with this worker's share of the states that other workers had."""
@@ -162,6 +180,7 @@ class VirtualWorker:
         """Whether there was a batch."""
         if self._pace.stopped_until_s > self._clock.now_s:
             await self._clock.sleep(self._pace.stopped_until_s - self._clock.now_s)
+        await self._await_all(self._learner.fetching())
         if not self._learner.draw():
             return False
         self._slower = self._pace.draw()
@@ -217,6 +236,7 @@ class VirtualWorker:
         if isinstance(self._reducer, Deferred):
             yield from self._reducer.needing(range(len(self._buckets)))
         yield from self._mixer.finishing()
+        yield from self._learner.settling()
 
     # -- what the reducer asks (its Launcher) -------------------------------------------------------
 
@@ -239,8 +259,10 @@ class VirtualWorker:
 
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
         """The order of whoever comes first; on the clock, agreeing takes no message."""
-        self._stage.order = self._stage.order or order
-        return self._stage.order
+        if self._num_agreed == len(self._stage.orders):
+            self._stage.orders.append(order)
+        self._num_agreed += 1
+        return self._stage.orders[self._num_agreed - 1]
 
     def _mix(self, bucket: Any) -> Task:
         return self._start(self._strategy.mix(bucket, self.state, self._wire), f"mix {bucket.index}")

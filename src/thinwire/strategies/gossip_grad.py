@@ -14,7 +14,7 @@ from thinwire.strategies.gossip import mail, push_sum
 from thinwire.strategies.gossip.auto import FIRST_SHARE, MEET_EVERY, Meetings, Menu, Pick
 from thinwire.strategies.gossip.cells import Cells, Place
 from thinwire.strategies.gossip.letter import Layout, Memory
-from thinwire.strategies.gossip.state import GossipState, Settled
+from thinwire.strategies.gossip.state import GossipState, Settled, resized
 from thinwire.strategies.gossip.swap import average, swap
 from thinwire.topology import Schedule, Topology
 from thinwire.traffic import Cluster, Round, Sizes
@@ -255,7 +255,4 @@ class GossipGraD(Strategy):
         return told | {"consensus_distance": state.distance}
 
     def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
-        """All go on from the mean of the models, so none of them has an error or more mass than another."""
-        own = saved[rank if rank < len(saved) else 0]
-        errors = [each.new_zeros(each.shape) for each in own["memory"]["errors"]]
-        return {**own, "memory": {**own["memory"], "errors": errors}, "masses": [1.0] * len(own["masses"])}
+        return resized(saved, rank)

@@ -17,7 +17,7 @@ from importlib import import_module
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from thinwire.errors import SettingError
+from thinwire.errors import SettingError, check
 
 if TYPE_CHECKING:
     from thinwire.strategies.base import Strategy
@@ -90,6 +90,20 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
         if field.name not in values and _default_text(field) is None:
             raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
     return cls(**values)
+
+
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Name and settings out of `name:key=value:key=value`; wrong ones are refused here.
+
+    >>> parse("all-reduce:overlap=none")
+    ('all-reduce', {'overlap': 'none'})
+    """
+    name, *pairs = text.split(":")
+    for pair in pairs:
+        check("=" in pair, "strategy", "NAME or NAME:KEY=VALUE:KEY=VALUE", text)
+    settings = dict(pair.split("=", 1) for pair in pairs)
+    build(name, settings)
+    return name, settings
 
 
 def resolved(strategy: Strategy) -> dict[str, object]:

@@ -113,6 +113,10 @@ class Village:
             bag()
         self.inline.settle()
 
+    def has_arrived(self, rank: int) -> bool:
+        """All that the worker has launched."""
+        return all(task.landing.done() for task in self.flights[rank])
+
     def land(self, rank: int) -> None:
         for task in self.flights[rank]:
             self.inline.driver.touch_down(task)

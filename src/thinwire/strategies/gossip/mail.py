@@ -130,15 +130,15 @@ def _open(values: list[float], state: GossipState, mail: Mail, wire: Wire) -> tu
         bucket: Layout(spans, likes[bucket].element_size(), _PAYLOADS[payload], momenta)
         for bucket, spans in window.spans.items()
     }
-    inboxes = {bucket: _bytes(layout.num_bytes, likes[bucket].cpu()) for bucket, layout in layouts.items()}
+    inboxes = {bucket: _inbox(layout.num_bytes, likes[bucket]) for bucket, layout in layouts.items()}
     works = [wire.exchange(recv=inbox, source=source, tag=bucket) for bucket, inbox in inboxes.items()]
     return Arrival(source, steps, window.cells, values[_HEAD:], layouts, inboxes), all_of(works)
 
 
-def _bytes(num_bytes: int, like: Tensor) -> Tensor:
-    from thinwire.compress.payload import empty_message
+def _inbox(num_bytes: int, like: Tensor) -> Tensor:
+    from thinwire.compress.payload import empty_message, on_host
 
-    return empty_message(num_bytes, like)
+    return empty_message(num_bytes, on_host(like))
 
 
 def _complete(arrival: Arrival, state: GossipState, mail: Mail) -> None:

@@ -38,10 +38,8 @@ async def push(bucket: Parameters, state: GossipState, wire: Wire) -> None:
     if bucket.index == 0:
         _begin(state, mail, wire)
     turn, values = state.turn, state.values(bucket)
-    sends = turn is not None and bucket.index in turn.window.spans
-    flats = [value.read() for value in values] if sends else []
     await take_off()
-    kept = _send(bucket, flats, turn, state, wire) if turn is not None and sends else []
+    kept = _send(bucket, values, turn, state, wire) if turn and bucket.index in turn.window.spans else []
     await land()
     for value, rest in zip(values, kept, strict=False):  # nothing is kept of what was sent as it is
         value.add_(rest)
@@ -51,13 +49,16 @@ async def push(bucket: Parameters, state: GossipState, wire: Wire) -> None:
 
 
 def _send(
-    bucket: Parameters, flats: Sequence[Tensor], turn: Turn, state: GossipState, wire: Wire
+    bucket: Parameters, values: Sequence[Parameters], turn: Turn, state: GossipState, wire: Wire
 ) -> list[Tensor]:
     """Send a bucket's part; what of each value the payload could not show, for the whole bucket."""
+    from thinwire.compress.payload import on_host
+
+    flats = [value.read() for value in values]  # nothing changes them before this has landed
     spans, momenta = turn.window.spans[bucket.index], state.fixed.momenta
     layout = Layout(spans, flats[0].element_size(), turn.payload, momenta)
     message, sent = layout.write(bucket.index, flats, state.memory)
-    work = wire.exchange(send=message.cpu(), to=turn.peers.to, tag=bucket.index)
+    work = wire.exchange(send=on_host(message), to=turn.peers.to, tag=bucket.index)
     mail_of(state).outgoing.append(work)
     if turn.payload == "fp32":
         return []
@@ -131,6 +132,8 @@ def fold(bucket: Parameters, state: GossipState, mail: Mail) -> None:
 
 def _sample(bucket: Parameters, layout: Layout, arrival: Arrival, mail: Mail) -> None:
     own = bucket.read()
+    if own.is_meta:
+        return  # sizes alone, without numbers
     for part, theirs in zip(layout.parts, arrival.parts[bucket.index], strict=True):
         if part.value == 0:
             mail.apart += float((theirs - own[part.start : part.stop]).square().sum())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.sizes import Payload
 from thinwire.strategies.base import Parameters
@@ -118,3 +118,20 @@ class GossipState:
         """Two of P workers are sqrt(2 P / (P - 1)) times as far from each other as each is from the mean."""
         world_size = self.fixed.schedule.world_size
         return float((apart / norm * (world_size - 1) / (2 * world_size)) ** 0.5)
+
+
+def resized(saved: Sequence[Any], rank: int) -> Any:
+    """The state of a worker among others than before.
+
+    All go on from the mean of the models, so none of them has an error or more mass than another. They have
+    done equally many steps, unless one was lost in between: then all go on from where the furthest is.
+    """
+    furthest = max(saved, key=lambda each: int(each["steps"]))
+    counts = ("late_rounds", "skipped_rounds")
+    memory = furthest["memory"]
+    return {
+        **furthest,
+        "memory": {**memory, "errors": [each.new_zeros(each.shape) for each in memory["errors"]]},
+        "masses": [1.0] * len(furthest["masses"]),
+        **{name: saved[rank][name] if rank < len(saved) else 0 for name in counts},
+    }

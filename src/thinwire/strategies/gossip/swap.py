@@ -18,8 +18,8 @@ async def swap(bucket: Parameters, state: GossipState, turn: Turn, wire: Wire) -
     if spans is None:
         return
     values = state.values(bucket)
-    flats = [value.read() for value in values]
     await take_off()
+    flats = [value.read() for value in values]  # nothing changes them before this has landed
     layout = Layout(spans, flats[0].element_size(), turn.payload, len(values) - 1)
     message, sent = layout.write(bucket.index, flats, state.memory)
     inbox = message.new_empty(message.shape)
