@@ -169,7 +169,7 @@ def _own_field_docs(cls: type) -> dict[str, str]:
 def _hint(field: Field[Any], cls: type) -> Any:
     """The type of a field as an object; Any if it is only known to type checkers."""
     holder = types.SimpleNamespace(__annotations__={field.name: field.type})
-    owner = next(each for each in cls.__mro__ if field.name in vars(each).get("__annotations__", {}))
+    owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
     try:
         return typing.get_type_hints(holder, vars(inspect.getmodule(owner)))[field.name]
     except NameError:
