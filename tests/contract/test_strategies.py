@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import pytest
@@ -99,33 +101,33 @@ def test_exact_strategies_equal_one_worker_with_the_whole_batch(strategy: Strate
 
 @every_repeatable
 def test_state_survives_save_and_load(strategy: Strategy) -> None:
-    """Half, save, start anew, load, second half: the same bits as without a stop."""
+    """Half, save, start anew, load, second half: the same bits as when it saves and goes on."""
 
-    def interrupted(wire: ThreadWire) -> list[Any]:
+    def half_way(wire: ThreadWire, *, stops: bool) -> list[Any]:
+        halves = [range(3), range(3, STEPS)]
         saved: dict[str, Any] = {}
-        for half in (range(3), range(3, STEPS)):
+        while halves:
             model, optimizer = model_and_optimizer()
-            with tw.attach(
-                model, optimizer, strategy, process_group=wire.lane(str(half)), bucket_bytes=BUCKET_BYTES
-            ) as link:
+            lane = wire.lane(str(len(halves)))
+            with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:
                 if saved:
                     model.load_state_dict(saved["model"])
                     optimizer.load_state_dict(saved["optimizer"])
                     link.load_state_dict(saved["link"])
-                for step in half:
-                    step_once(model, optimizer, step, link.rank)
-                saved = {
-                    "model": {k: v.clone() for k, v in model.state_dict().items()},
-                    "optimizer": optimizer.state_dict(),
-                    "link": link.state_dict(),
-                }
+                for half in [halves.pop(0)] if stops else [halves.pop(0), halves.pop(0)]:
+                    for step in half:
+                        step_once(model, optimizer, step, link.rank)
+                    saved = {
+                        "model": {k: v.clone() for k, v in model.state_dict().items()},
+                        "optimizer": deepcopy(optimizer.state_dict()),
+                        "link": link.state_dict(),
+                    }
         assert saved["link"]["steps"] == STEPS
         return list(saved["model"].values())
 
-    whole = run_threads(2, lambda wire: train(strategy, wire))
-    halves = run_threads(2, interrupted)
-    for outcome, weights in zip(whole, halves, strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(outcome.weights, weights, strict=True))
+    goes_on, stopped = (run_threads(2, partial(half_way, stops=stops)) for stops in (False, True))
+    for one, other in zip(goes_on, stopped, strict=True):
+        assert all(torch.equal(x, y) for x, y in zip(one, other, strict=True))
 
 
 def test_a_foreign_state_is_refused() -> None:

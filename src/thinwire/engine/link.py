@@ -22,6 +22,7 @@ from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
 from thinwire.engine.driver import ProgressThread, Task
 from thinwire.engine.mixer import Mixer
+from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Gradients, Strategy, overrides
@@ -99,6 +100,9 @@ class Link:
             optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
+        self._readers = Readers(model, optimizer, settle=lambda: self.wait_for(self._mixer.landing_all()))
+        if overrides(strategy, "mix"):
+            self._readers.hook(self._handles)
         claims.claim(self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
@@ -301,6 +305,7 @@ class Link:
         self._attached = False
         claims.release(self._parameters.values())
         self._reducer.unhook()
+        self._readers.unhook()
         for handle in self._handles:
             handle.remove()
 

@@ -58,12 +58,16 @@ class Mixer:
                 yield from self._touching_down(flight.task)
                 self._flights.remove(flight)
 
-    def finishing(self) -> Iterator[Work]:
-        """Land everything, whenever it was due, and have the strategy take the rest off the wire."""
+    def landing_all(self) -> Iterator[Work]:
+        """Land everything, whenever it was due; no other worker has to."""
         for flight in self._flights:
             yield from self._touching_down(flight.task)
             yield flight.task
         self._flights.clear()
+
+    def finishing(self) -> Iterator[Work]:
+        """Land everything, and have the strategy take the rest off the wire, together with all workers."""
+        yield from self.landing_all()
         if self._settle is not None:
             task = self._settle()
             yield from self._touching_down(task)

@@ -1,6 +1,7 @@
 """Notices who handles a model or an optimizer as a whole: state dicts, copies, files, zero_grad.
 
-`overlap="forward"` must finish its steps before anybody else takes the whole. Where torch has no hook, an
+What is under way must be finished before anybody else takes the whole: steps that overlap="forward" has put
+off, exchanges of parameters in the air. Where torch has no hook, an
 attribute of the one object stands before its class's method; copies and files get none of it.
 """
 
@@ -36,7 +37,7 @@ class _Override:
 
 
 class Readers:
-    """Calls `settle` before model or optimizer are saved, loaded or copied, and `drop` at zero_grad."""
+    """Calls `settle` before model or optimizer are saved, loaded or copied; `drop`, if any, at zero_grad."""
 
     def __init__(
         self,
@@ -44,7 +45,7 @@ class Readers:
         optimizer: Optimizer,
         *,
         settle: Callable[[], None],
-        drop: Callable[[], None],
+        drop: Callable[[], None] | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
@@ -61,8 +62,8 @@ class Readers:
             self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._settle()))
             self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._settle()))
             self._overrides.append(_Override(owner, _GETSTATE, partial(self._copied, owner)))
-        for owner in (self._model, self._optimizer):
-            self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner)))
+        for owner in (self._model, self._optimizer) if self._drop is not None else ():
+            self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, self._drop)))
         for override in self._overrides:
             override.set()
         self._hidden = {handle.id for handle in (*self._handles, *others)}
@@ -87,11 +88,13 @@ class Readers:
                 plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in self._hidden)
         return plain
 
-    def _zero_grad(self, owner: nn.Module | Optimizer, set_to_none: bool = True) -> None:
+    def _zero_grad(
+        self, owner: nn.Module | Optimizer, drop: Callable[[], None], set_to_none: bool = True
+    ) -> None:
         if not set_to_none:
             raise UsageError(
                 "overlap='forward' keeps no gradients that could be set to zero",
                 hint="call zero_grad() without set_to_none=False, or use AllReduce(overlap='backward')",
             )
-        self._drop()
+        drop()
         type(owner).zero_grad(owner)  # type: ignore[arg-type]  # each its own
