@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -90,7 +91,7 @@ def weights() -> dict[str, Tensor]:
 
 def for_real(
     strategy: Strategy,
-    wire: Wire | None,
+    wire: Wire | dist.ProcessGroup,
     rank: int,
     world_size: int,
     start: dict[str, Tensor],
@@ -98,7 +99,7 @@ def for_real(
     dropout: bool,
     shuffle: str = "dealt",
 ) -> list[Tensor]:
-    """One worker's parameters after some steps of an ordinary loop; `wire` None: the process group's."""
+    """One worker's parameters after some steps of an ordinary loop."""
     parts, settings = training(dropout=dropout), config(world_size, shuffle)
     data = parts.data(None)
     shards: Shards | Streams | ShuffleRing = shards_of(data, settings, Worker(rank, world_size))
