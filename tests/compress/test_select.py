@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.compress.kinds import KINDS, using
 from thinwire.compress import kernels, select
-from thinwire.compress.layout import PASSED, SparseLayout, Values
+from thinwire.compress.layout import COUNT, PASSED, SparseLayout, Values
 from thinwire.compress.select import prepare, select_, select_largest_
 from thinwire.compress.sparse import Sparse, new_message, read
 from thinwire.errors import NumericError
@@ -137,6 +137,20 @@ def test_a_good_guess_is_as_exact_as_a_poor_one(kind: str) -> None:
         with patch.object(select, "largest_mask", side_effect=AssertionError("looked at everything")):
             select_largest_(gradient, residual, 100, message, layout)
         assert read(message, layout).index.tolist() == largest.tolist()
+
+
+def test_a_gradient_that_has_to_be_converted_is_so_in_parts() -> None:
+    cpu = pytest.importorskip("thinwire.compress.cpu")
+    generator = torch.Generator().manual_seed(0)
+    gradient, residual = torch.randn(1000, generator=generator).bfloat16(), torch.zeros(1000)
+    layout = SparseLayout(capacity=150)
+    message = new_message(layout, residual)
+    with patch.object(cpu, "_CHUNK", 300):
+        select_(gradient, residual, 1.0, message, layout)
+    above = (gradient.abs() > 1).nonzero().view(-1)
+    assert above.numel() > 150 == int(message[COUNT])
+    assert int(message[PASSED]) == above.numel()
+    assert read(message, layout).index.tolist() == above[:150].tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

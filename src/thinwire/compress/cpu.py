@@ -76,6 +76,7 @@ def _accumulate_select(
     value: np.ndarray[Any, Any],
 ) -> tuple[int, int]:
     magnitude, limit, infinity = marks
+    narrow = bits.dtype.type  # Numba would go on in int64, with half as many numbers at a time
     passed = 0
     for start in range(0, residual.size, _BLOCK):
         own = residual[start : start + _BLOCK]
@@ -83,9 +84,9 @@ def _accumulate_select(
         added = gradient[start : start + _BLOCK]
         for i in range(own.size):
             own[i] += added[i]
-        largest = 0
+        largest = narrow(0)
         for i in range(own.size):
-            largest = max(largest, own_bits[i] & magnitude)
+            largest = max(largest, narrow(own_bits[i] & magnitude))
         if largest <= limit:
             continue
         if largest >= infinity:

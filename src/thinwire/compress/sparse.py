@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,7 +12,8 @@ from thinwire.compress.layout import COUNT, HEADER_WORDS, NOT_FINITE, PASSED, Sp
 from thinwire.errors import NumericError
 
 
-class Sparse(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Sparse:
     """The entries of a vector that are there; all others are zero."""
 
     index: Tensor
@@ -79,7 +80,8 @@ def merge(a: Sparse, b: Sparse) -> Sparse:
     if kernels := cpu_kernels(a.value):
         index = torch.empty(a.index.numel() + b.index.numel(), dtype=torch.int32)
         value = a.value.new_empty(index.numel())
-        count = kernels.merge(*(t.numpy() for t in (*a, *b, index, value)))
+        arrays = [t.numpy() for t in (a.index, a.value, b.index, b.value, index, value)]
+        count = kernels.merge(*arrays)
         return Sparse(index[:count], value[:count])
     return merge_torch(a, b)
 
@@ -92,18 +94,17 @@ def merge_torch(a: Sparse, b: Sparse) -> Sparse:
     value[:-1] += torch.where(again, value[1:], 0)
     first = torch.ones_like(index, dtype=torch.bool)
     first[1:] = ~again
-    return Sparse(index[first], value[first])
+    return _where(first, Sparse(index, value))
 
 
 def keep_largest(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """The k entries of largest magnitude, and the others; of equal ones those of lower index are kept."""
     k = max(0, k)
     if kernels := cpu_kernels(entries.value):
-        parts: tuple[Tensor, ...] = kernels.split_largest(*entries, k)
+        parts: tuple[Tensor, ...] = kernels.split_largest(entries.index, entries.value, k)
         return Sparse(*parts[:2]), Sparse(*parts[2:])
     keep = largest_mask(entries.value, k)
-    dropped = ~keep
-    return Sparse(*(t[keep] for t in entries)), Sparse(*(t[dropped] for t in entries))
+    return _where(keep, entries), _where(~keep, entries)
 
 
 def merge_largest(a: Sparse, b: Sparse, k: int) -> tuple[Sparse, Sparse]:
@@ -116,8 +117,11 @@ def without(entries: Sparse, index: Tensor) -> Sparse:
     if index.numel() == 0:
         return entries
     place = torch.searchsorted(index, entries.index, out_int32=True).clamp_(max=index.numel() - 1)
-    rest = index[place] != entries.index
-    return Sparse(entries.index[rest], entries.value[rest])
+    return _where(index[place] != entries.index, entries)
+
+
+def _where(mask: Tensor, entries: Sparse) -> Sparse:
+    return Sparse(entries.index[mask], entries.value[mask])
 
 
 def add_(dense: Tensor, entries: Sparse, scale: float = 1.0) -> None:
