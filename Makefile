@@ -13,7 +13,7 @@ demo: $(READY)  ## train with every strategy on 4 emulated hosts at 100 Mbit/s, 
 	thinwire demo
 
 test: $(READY)  ## run the tests, but for those of the lab
-	python -m pytest -m "not lab" -n 2
+	python -m pytest -m "not lab" -n 3
 
 lab: $(READY)  ## run the lab's own tests: network namespaces, shaped paths, faults (a few minutes)
 	python -m pytest -m lab

@@ -16,7 +16,7 @@ from thinwire.errors import NumericError
 class Sparse:
     """The entries of a vector that are there; all others are zero."""
 
-    index: Tensor  # type: ignore[assignment]  # a tuple has a method of that name
+    index: Tensor
     """int32, ascending, none twice."""
     value: Tensor
     """float32, or float64 in a float64 model."""

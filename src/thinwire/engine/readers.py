@@ -62,8 +62,9 @@ class Readers:
             self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._settle()))
             self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._settle()))
             self._overrides.append(_Override(owner, _GETSTATE, partial(self._copied, owner)))
-        for owner in (self._model, self._optimizer) if self._drop is not None else ():
-            self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, self._drop)))
+        if (drop := self._drop) is not None:
+            for owner in (self._model, self._optimizer):
+                self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, drop)))
         for override in self._overrides:
             override.set()
         self._hidden = {handle.id for handle in (*self._handles, *others)}
