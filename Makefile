@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test lab check clean
+.PHONY: help demo test slow lab check clean
 
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 READY := .venv/.ready
@@ -12,8 +12,11 @@ help:  ## show this list
 demo: $(READY)  ## train with every strategy on 4 emulated hosts at 100 Mbit/s, and compare (3 minutes)
 	thinwire demo
 
-test: $(READY)  ## run the tests, but for those of the lab
-	python -m pytest -m "not lab" -n 3
+test: $(READY)  ## run the tests, but for those of the lab and a few slow ones
+	python -m pytest -m "not lab and not slow" -n 3
+
+slow: $(READY)  ## run the tests that `make test` leaves out because they take a minute each
+	python -m pytest -m slow
 
 lab: $(READY)  ## run the lab's own tests: network namespaces, shaped paths, faults (a few minutes)
 	python -m pytest -m lab
