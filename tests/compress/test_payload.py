@@ -22,9 +22,11 @@ def numbers(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 def there_and_back(data: Tensor, payload: Payload, **kept: Tensor) -> Tensor:
     message = empty_message(payload_bytes(payload, data.numel(), data.element_size()), data)
-    encode_(message, data, payload, **kept)
+    shown = encode_(message, data, payload, **kept)
     kept.pop("error", None)
-    return decode(message, payload, data, **kept)
+    seen = decode(message, payload, data, **kept)
+    assert torch.equal(seen, shown)
+    return seen
 
 
 @given(

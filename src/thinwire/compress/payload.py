@@ -35,31 +35,40 @@ def encode_(
     *,
     reference: Tensor | None = None,
     error: Tensor | None = None,
-) -> None:
-    """Overwrite `message` with `data`; with int8 leave in `error` what was lost this time."""
+) -> Tensor:
+    """Overwrite `message` with `data`; with int8 leave in `error` what was lost this time.
+
+    Gives the numbers as the other end will see them.
+    """
     numel = data.numel()
     if data.is_meta:
-        return  # sizes alone, without numbers
+        return data  # sizes alone, without numbers
     if payload == "fp32":
         message[: data.nbytes].copy_(data.view(torch.uint8))
-    elif payload == "bf16":
-        message[: 2 * numel].view(torch.bfloat16).copy_(data)
+        return data
+    if payload == "bf16":
+        return message[: 2 * numel].view(torch.bfloat16).copy_(data).to(data.dtype)
+    wanted = data.new_empty(num_blocks(numel) * BLOCK)
+    wanted[numel:] = 0
+    flat = wanted[:numel]
+    if reference is None:
+        flat.copy_(data)
     else:
-        wanted = data.new_zeros(num_blocks(numel) * BLOCK)
-        flat = wanted[:numel].copy_(data)
-        if reference is not None:
-            flat -= reference
-        if error is not None:
-            flat += error
-        scales, codes = _int8_parts(message, numel)
-        blocks = wanted.view(-1, BLOCK)
-        largest = torch.linalg.vector_norm(blocks, torch.inf, dim=1)
-        scales.copy_(largest / _LARGEST)
-        # A block of zeros has scale 0; whatever it is divided by, its codes are 0.
-        rounded = blocks / scales.to(data.dtype).clamp_(min=torch.finfo(torch.float32).tiny)[:, None]
-        codes.copy_(rounded.round_().clamp_(-_LARGEST, _LARGEST).view(-1)[:numel])
-        if error is not None:
-            torch.sub(flat, _from_int8(scales, codes, data), out=error)
+        torch.sub(data, reference, out=flat)
+    if error is not None:
+        flat += error
+    scales, codes = _int8_parts(message, numel)
+    blocks = wanted.view(-1, BLOCK)
+    # Not linalg.vector_norm, which takes longer than all the rest together.
+    scales.copy_(torch.maximum(blocks.amax(1), -blocks.amin(1)) / _LARGEST)
+    steps = scales.to(data.dtype)[:, None]
+    # A block of zeros has scale 0; whatever it is divided by, its codes are 0.
+    rounded = (blocks / steps.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-_LARGEST, _LARGEST)
+    codes.copy_(rounded.view(-1)[:numel])
+    shown = rounded.mul_(steps).view(-1)[:numel]
+    if error is not None:
+        torch.sub(flat, shown, out=error)
+    return shown if reference is None else shown.add_(reference)
 
 
 @torch.no_grad()
@@ -72,7 +81,10 @@ def decode(message: Tensor, payload: Payload, like: Tensor, *, reference: Tensor
         return message[: like.nbytes].view(like.dtype)
     if payload == "bf16":
         return message[: 2 * numel].view(torch.bfloat16).to(like.dtype)
-    data = _from_int8(*_int8_parts(message, numel), like)
+    scales, codes = _int8_parts(message, numel)
+    padded = like.new_empty(scales.numel() * BLOCK)
+    data = padded[:numel].copy_(codes)
+    padded.view(-1, BLOCK).mul_(scales.to(like.dtype)[:, None])
     return data if reference is None else data.add_(reference)
 
 
@@ -80,13 +92,6 @@ def _int8_parts(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     codes_at = SCALE_BYTES * num_blocks(numel)
     assert message.numel() == payload_bytes("int8", numel, 1), "a message of another size"
     return message[:codes_at].view(torch.float32), message[codes_at : codes_at + numel].view(torch.int8)
-
-
-def _from_int8(scales: Tensor, codes: Tensor, like: Tensor) -> Tensor:
-    data = like.new_zeros(scales.numel() * BLOCK)
-    data[: codes.numel()].copy_(codes)
-    data.view(-1, BLOCK).mul_(scales.to(like.dtype)[:, None])
-    return data[: codes.numel()]
 
 
 def plain(numbers: Sequence[float]) -> Tensor:

@@ -56,16 +56,13 @@ class Layout:
 
     def write(self, bucket: int, values: Sequence[Tensor], memory: Memory) -> tuple[Tensor, list[Tensor]]:
         """The message, and its parts as the other end will see them."""
-        from thinwire.compress.payload import decode, empty_message, encode_
+        from thinwire.compress.payload import empty_message, encode_
 
         message, sent = empty_message(self.num_bytes, values[0]), []
         for part in self.parts:
             data, bytes_ = values[part.value][part.start : part.stop], message[part.begin : part.end]
             reference, error = memory.of(bucket, part)
-            encode_(bytes_, data, part.payload, reference=reference, error=error)
-            sent.append(
-                data if part.payload == "fp32" else decode(bytes_, part.payload, data, reference=reference)
-            )
+            sent.append(encode_(bytes_, data, part.payload, reference=reference, error=error))
         return message, sent
 
     def read(self, bucket: int, message: Tensor, likes: Sequence[Tensor], memory: Memory) -> list[Tensor]:
