@@ -18,7 +18,7 @@ def deal_(
 
     Gives the entries that fit, and those of regions with more entries than a row has room for.
     """
-    index, value = entries
+    index, value = entries.index, entries.value
     borders = torch.tensor(starts[1:], dtype=index.dtype, device=index.device)
     row = torch.searchsorted(borders, index, right=True)
     passed = row.bincount(minlength=len(starts))
