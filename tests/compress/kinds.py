@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 
@@ -32,7 +33,8 @@ def using(kind: str) -> Iterator[str]:
     if kind == "triton":
         from thinwire.compress import gpu
 
-        with patch.object(select, "gpu_kernels", lambda _: gpu):
+        # NumPy, which the interpreter computes with, would warn of what becomes infinite.
+        with patch.object(select, "gpu_kernels", lambda _: gpu), np.errstate(over="ignore", invalid="ignore"):
             yield "cuda" if torch.cuda.is_available() else "cpu"
     elif kind == "numba":
         assert cpu_kernels(torch.zeros(1)) is not None
