@@ -102,6 +102,21 @@ def test_direction_of_the_metric_is_read_off_the_summaries(tmp_path: Path) -> No
     assert falling.seconds(training.run) == pytest.approx(training.run.values()[0][0])
 
 
+def test_a_benchmark_may_aim_lower_than_its_recipes(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "digits")
+    table = tmp_path / "time_to_accuracy.json"
+    table.write_text('[{"recipe": "digits-cnn", "target": 0.25}, {"recipe": "digits-cnn", "target": null}]')
+    [training] = read_subject(tmp_path).trainings
+    target = target_of([training.run])
+    assert target is not None
+    assert target.value == 0.25
+    assert target.seconds(training.run) == pytest.approx(training.run.values()[0][0])
+    for damaged in ("{", '{"recipe": 1}', "[1, {}]"):
+        table.write_text(damaged)
+        [training] = read_subject(tmp_path).trainings
+        assert training.run.aim is None
+
+
 @pytest.mark.parametrize(
     ("end", "words"),
     [

@@ -13,7 +13,7 @@ from tests.simulate.training import for_real, on_the_clock, weights
 from tests.worlds import run_threads
 from thinwire.strategies.base import Strategy
 
-TOYS: list[Strategy] = [Gossip(), TreeTopK(), EveryFew()]
+TOYS: list[Strategy] = [TreeTopK(), EveryFew()]
 """Without those whose result depends on who comes first."""
 
 

@@ -105,8 +105,22 @@ def _state(events: Sequence[Event]) -> State:
 
 def read_json(path: Path) -> dict[str, Any]:
     """What a file says about where numbers come from; nothing if it is absent or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
+    content = _content(path)
     return content if isinstance(content, dict) else {}
+
+
+def read_aims(path: Path) -> dict[str, float]:
+    """What a benchmark has each of its recipes aim at, from its table."""
+    rows = _content(path)
+    return {
+        str(row["recipe"]): float(row["target"])
+        for row in (rows if isinstance(rows, list) else [])
+        if isinstance(row, dict) and "recipe" in row and isinstance(row.get("target"), int | float)
+    }
+
+
+def _content(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -76,7 +76,7 @@ def metric_curves(trainings: Sequence[NamedRun], looks: Looks, *, by_epoch: bool
         slug("metric", "by-epoch" if by_epoch else None, run.recipe),
         f"Test {metric} against {against}",
         run.recipe,
-        "On the test data, over all workers." + (" Thin line: the recipe's target." if target else ""),
+        "On the test data, over all workers." + (" Thin line: the target." if target else ""),
     )
     _curves(plot, trainings, curves, looks, "epochs" if by_epoch else f"{against} of training")
     extra = []

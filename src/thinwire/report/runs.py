@@ -93,6 +93,8 @@ class Run:
     """Of the newest event, in seconds since 1970."""
     skipped: int
     """Lines of the event files that could not be read."""
+    aim: float | None = None
+    """What a benchmark has it aim at instead of its recipe's target."""
 
     @property
     def recipe(self) -> str:

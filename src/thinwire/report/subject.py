@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import DataError
 from thinwire.events import FOLDER, EventReader, StepTimed
-from thinwire.report.reading import make_run, read_json
+from thinwire.report.reading import make_run, read_aims, read_json
 from thinwire.report.runs import Run
 from thinwire.report.timings import FAMILIES, Cell, Family, Timing, timings
 from thinwire.spread import Spread
 from thinwire.units import count
 
 BENCH = "bench.json"
+ACCURACY = "time_to_accuracy.json"
+"""Where it says what they aim at."""
 RUNS = "runs"
 """Where a benchmark keeps its trainings."""
 CEILING = "silent"
@@ -95,7 +97,8 @@ def read_subject(folder: Path) -> Subject:
             notes.append(f"{child.name} is a benchmark with a page of its own: thinwire report {child}")
         elif run is None:
             notes.append(f"{child.name} was left out: {_nothing(reader.skipped)}")
-    runs = [run for run in found if run is not None]
+    aims = read_aims(folder / ACCURACY)
+    runs = [replace(run, aim=aims.get(run.recipe)) for run in found if run is not None]
     if not runs and not blocks:
         raise DataError(
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),

@@ -27,12 +27,16 @@ class Target:
 def target_of(runs: Iterable[Run]) -> Target | None:
     """The target of some runs of one recipe; it is on record once one of them has finished.
 
+    A benchmark that trains a recipe for a shorter time has a target of its own, the same for all its runs.
     Which direction is better is not on record: it is read off the summaries, each of which says whether its
     value reached the target.
     """
-    summaries = [run.summary for run in runs if run.summary is not None]
-    if not summaries:
+    finished = [run for run in runs if run.summary is not None]
+    if not finished:
         return None
+    summaries = [run.summary for run in finished if run.summary is not None]
     metric, target = summaries[0].metric, summaries[0].target
     apart = [(s.value, s.reached) for s in summaries if s.value is not None and s.value != target]
-    return Target(metric, target, any((value < target) == reached for value, reached in apart))
+    lower_is_better = any((value < target) == reached for value, reached in apart)
+    aim = finished[0].aim
+    return Target(metric, target if aim is None else aim, lower_is_better)

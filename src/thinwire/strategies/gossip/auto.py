@@ -133,7 +133,7 @@ def agree(reports: Sequence[Report], now: Pick, caution: float, menu: Menu) -> t
     if seconds_per_byte <= 0 or pacemaker.compute_s <= 0:
         return now, caution
     stalled = pacemaker.waited_s > STALLED * pacemaker.compute_s
-    caution = max(0.25, 0.85 * caution) if stalled else min(1.0, 1.02 * caution)
+    caution = max(0.25, 0.85 * caution) if stalled else min(1.0, 1.05 * caution)
     wanted = menu.best(FILL * caution * pacemaker.compute_s / seconds_per_byte, now)
     close = abs(wanted.num_cells - now.num_cells) <= DEAD_BAND * now.num_cells
     if wanted.payload == now.payload and close and not stalled:
