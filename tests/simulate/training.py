@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -86,14 +85,14 @@ def weights() -> dict[str, Tensor]:
 
 def for_real(
     strategy: Strategy,
-    wire: Wire | dist.ProcessGroup,
+    wire: Wire | None,
     rank: int,
     world_size: int,
     start: dict[str, Tensor],
     *,
     dropout: bool,
 ) -> list[Tensor]:
-    """One worker's parameters after some steps of an ordinary loop."""
+    """One worker's parameters after some steps of an ordinary loop; `wire` None: the process group's."""
     parts, settings = training(dropout=dropout), config(world_size)
     data = parts.data(None)
     shards = shards_of(data, settings, Worker(rank, world_size))
