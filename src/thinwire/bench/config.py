@@ -104,9 +104,9 @@ QUICK = replace(
     workers=(4,),
     rates_bits_per_s=(200e6,),
     nets=(SMALL_NET,),
-    minutes=2.5,
+    minutes=1.7,
     block_s=1.5,
-    studies=(Study(recipe="digits-cnn", rate_bits_per_s=50e6, epochs=6, evaluate_every=6, minutes=2),),
+    studies=(Study(recipe="digits-cnn", rate_bits_per_s=50e6, epochs=6, evaluate_every=6, minutes=2.5),),
 )
 DEMO = replace(
     QUICK,

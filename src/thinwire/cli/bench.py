@@ -55,7 +55,7 @@ def bench(
     ] = None,
     turns: Annotated[int | None, typer.Option(help="Blocks per system and cell, at most (3).")] = None,
     minutes: Annotated[
-        float | None, typer.Option(help="For the step times, at least one turn (45; with --quick 2.5).")
+        float | None, typer.Option(help="For the step times, at least one turn (45; with --quick 1.7).")
     ] = None,
     scale: Annotated[float, typer.Option(help="Shrinks nets and rates together; seconds stay.")] = 1.0,
     out: Annotated[
