@@ -185,14 +185,14 @@ def test_over_many_steps_nothing_is_lost(kind: str) -> None:
         residual = torch.zeros(3000, dtype=torch.float64, device=device)
         message = new_message(layout, residual)
         fed, sent = torch.zeros_like(residual), torch.zeros_like(residual)
-        for _ in range(20):
+        for _ in range(8):
             gradient = torch.randn(3000, generator=generator, dtype=torch.float64).to(device)
             select_(gradient, residual, 3.0, message, layout)
             fed += gradient
             entries: Sparse = read(message, layout)
             sent[entries.index] += entries.value
         torch.testing.assert_close(fed, sent + residual, rtol=1e-12, atol=1e-12)
-        assert sent.count_nonzero() > 400
+        assert sent.count_nonzero() > 100
 
 
 def test_without_numba_it_says_so_once(
