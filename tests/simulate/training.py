@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,6 +31,7 @@ from thinwire.wire.base import Wire
 STEPS = 50
 BATCH = 4
 COMPUTE_S = 0.05
+_loading = threading.Lock()
 BUCKET_BYTES = 100_000
 """Several buckets: the model has 0.3 MB."""
 
@@ -60,7 +62,8 @@ def training(*, dropout: bool) -> Training:
         return made
 
     def data(folder: object) -> Data:
-        found = usual.data(None)
+        with _loading:  # numpy parses what it loads, which threads of Python 3.11 cannot do at once
+            found = usual.data(None)
         return Data(double(found.train), double(found.test))
 
     return replace(usual, model=model, data=data)

@@ -122,6 +122,10 @@ class Session:
             instruments=worker.instruments,
         )
 
+    def stands_for(self, host: int) -> int:
+        """How many workers, itself included, the one there is played for."""
+        return list(self._stand_in.values()).count(host) or 1
+
     def epoch(self) -> None:
         """Train until every worker has gone through its batches."""
         again = True

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -22,7 +22,6 @@ from thinwire.simulate.session import Change, Session
 from thinwire.simulate.wire import NotAlike
 from thinwire.simulate.worker import VirtualWorker, Ways
 from thinwire.strategies.base import Strategy, overrides
-from thinwire.traffic import Traffic
 from thinwire.wire.base import Work
 
 
@@ -82,7 +81,8 @@ class _Mark:
     ended_s: float = 0.0
     """Of the last one."""
     exposed_s: float = 0.0
-    traffic: Traffic = field(default_factory=Traffic)
+    sent_bytes: int = 0
+    messages: int = 0
 
 
 class _Learners:
@@ -108,9 +108,11 @@ class _Learners:
         if mark is not None:
             assert self.session is not None
             stats = self.session.stats(host)
+            count = self.session.stands_for(host)
             mark.ended_s = self.session.clock.now_s
-            mark.exposed_s += stats.exposed_s
-            mark.traffic += stats.traffic
+            mark.exposed_s += count * stats.exposed_s
+            mark.sent_bytes += count * stats.sent_bytes
+            mark.messages += count * stats.messages
 
 
 @contextmanager
@@ -170,6 +172,6 @@ def _pace(
     return Paced(
         step_s=(after.ended_s - before.ended_s) / steps,
         exposed_s=(after.exposed_s - before.exposed_s) / worker_steps,
-        sent_bytes=(after.traffic.sent_bytes - before.traffic.sent_bytes) / worker_steps,
-        messages=(after.traffic.messages - before.traffic.messages) / worker_steps,
+        sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
+        messages=(after.messages - before.messages) / worker_steps,
     )

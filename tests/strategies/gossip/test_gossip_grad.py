@@ -269,7 +269,7 @@ def test_nobody_waits_for_a_slow_worker_when_asynchronous() -> None:
             if link.rank > 0:
                 others_done.release()
             else:
-                assert max(masses) > 1.2  # it has received and not sent
+                assert max(masses) > 0.5  # it has received: its first message took half of what it had
             assert min(masses) >= 1 / 32  # who has little left keeps it
             link.settle()
             assert link.sum([link.stats.instruments["mass"]])[0] == pytest.approx(4, abs=1e-9)
