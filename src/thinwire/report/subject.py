@@ -157,11 +157,11 @@ def name_runs(runs: Sequence[Run], families: Mapping[str, Family]) -> Iterable[N
 
 def _timed_as(run: Run, systems: Iterable[str]) -> str | None:
     """The system of the benchmark that trained this run: the one that says most about its settings."""
-    pairs = {f"{name}={value}" for name, value in run.settings.items()}
+    pairs = {f"{name}={value}".lower() for name, value in run.settings.items()}  # `true` is True
     fitting = [
         name
         for name in systems
-        if name.split(":")[0] == run.strategy and pairs.issuperset(name.split(":")[1:])
+        if name.split(":")[0] == run.strategy and pairs.issuperset(name.lower().split(":")[1:])
     ]
     return max(fitting, key=lambda name: name.count(":"), default=None)
 
