@@ -35,6 +35,7 @@ from benchmarks.fidelity_run import Run, Task, train
 from benchmarks.gpu import Utilisation
 from benchmarks.provenance import provenance, save
 from benchmarks.recipes import prepared
+from thinwire.bench.systems import EXACT
 from thinwire.errors import DataError, ThinwireError
 from thinwire.events import Evaluated, EventReader, Progress
 from thinwire.hosts.description import describe
@@ -43,7 +44,6 @@ from thinwire.recipes.config import Choices, resolve
 from thinwire.recipes.virtual import Cluster
 from thinwire.strategies import registry as strategies
 
-EXACT = "all-reduce"
 VARIANTS = (
     "gossip-grad:share=0.1",
     "gossip-grad:payload=int8",

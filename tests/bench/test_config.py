@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.bench import config as configs
-from thinwire.bench.config import QUICK, STANDARD, Study, new_folder
+from thinwire.bench.config import QUICK, STANDARD, Study
 from thinwire.bench.provenance import provenance
 from thinwire.errors import SettingError
 
@@ -42,18 +42,6 @@ def test_the_grid_is_the_standard_one() -> None:
 def test_wrong_settings_are_refused(changes: dict[str, object], error: str) -> None:
     with pytest.raises(SettingError, match=error):
         replace(QUICK, **changes)  # type: ignore[arg-type]
-
-
-def test_a_folder_must_be_new_or_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    first, second = new_folder(None), new_folder(tmp_path / "a" / "b")
-    assert first.parent.name == "runs"
-    assert first.name.startswith("bench-")
-    (second / "file").touch()
-    with pytest.raises(SettingError, match="new or empty folder"):
-        new_folder(second)
-    with pytest.raises(SettingError, match="can be written to"):
-        new_folder(second / "file")
 
 
 def test_run_folders_have_plain_names(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.errors import SettingError, check
+from thinwire.errors import check
 from thinwire.hosts.rates import check_rate
 from thinwire.lab.nets import parse_net
 
@@ -113,23 +112,6 @@ DEMO = replace(
     workers=(),
     studies=(Study(recipe="digits-cnn", rate_bits_per_s=100e6, epochs=8, evaluate_every=8, minutes=2.2),),
 )
-
-
-def new_folder(out: Path | None) -> Path:
-    """An empty folder for the results."""
-    if out is None:
-        name = f"bench-{time.strftime('%Y%m%d-%H%M%S')}"
-        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
-        out = next(path for path in candidates if not path.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()):
-            raise SettingError(f"--out must be a new or empty folder, and {out} is not empty")
-    except OSError as error:
-        raise SettingError(
-            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
-        ) from None
-    return out
 
 
 def run_folder(bench: Path, study: Study, system: str) -> Path:

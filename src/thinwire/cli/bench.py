@@ -12,11 +12,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig, new_folder
+from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig
 from thinwire.bench.plan import Cell, cells
 from thinwire.bench.results import Results, write_results
 from thinwire.bench.run import Setting, measure, prepare
 from thinwire.bench.table import Table
+from thinwire.cli.folders import results_folder
 from thinwire.cli.output import note
 from thinwire.cli.report import report
 from thinwire.errors import MissingExtra, SettingError
@@ -83,7 +84,7 @@ def bench(
 def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) -> None:
     """Measure, print both tables, and make the page."""
     setting = prepare(config, systems)
-    folder = new_folder(out)
+    folder = results_folder(out, "bench")
     _announce(folder, setting)
     progress = _Progress(setting)
     try:

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from thinwire.cli.folders import results_folder
 from thinwire.cli.output import note
 from thinwire.cli.state import RunState
 from thinwire.cli.view import LineView, View, choose_view
-from thinwire.errors import SettingError, ThinwireError, check
+from thinwire.errors import SettingError, ThinwireError
 from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
@@ -39,44 +40,16 @@ class Outcome:
         return {**plain(self.summary), "wall_s": self.wall_s, "run": str(self.folder)}
 
 
-def new_folder(out: Path | None, config: RunConfig) -> Path:
-    """A folder for the results, empty unless the run in it is to be resumed."""
+def run_folder(out: Path | None, config: RunConfig) -> Path:
+    """A folder for the run, empty unless the run in it is to be resumed."""
     if config.resume and out is None:
         raise SettingError("--resume needs --out: the folder of the run to go on with")
-    if out is None:
-        recipe = config.recipe.replace(":", "-").replace("/", "-")
-        name = f"{recipe}-{config.strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
-        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
-        out = next(path for path in candidates if not path.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if any(out.iterdir()) and not (config.resume and (out / FILE).exists()):
-            raise SettingError(
-                f"--out must be a new or empty folder, and {out} is not empty",
-                hint="name another folder, or go on with a run that saves checkpoints by --resume",
-            )
-    except OSError as error:
-        raise SettingError(
-            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
-        ) from None
-    return out
-
-
-def empty_folder(out: Path | None, name: str) -> Path:
-    """A new folder for results: the one asked for, or one below runs/ named by what and when."""
-    if out is None:
-        name = f"{name.replace(':', '-').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
-        out = next(path for path in candidates if not path.exists())
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        empty = not any(out.iterdir())
-    except OSError as error:
-        raise SettingError(
-            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
-        ) from None
-    check(empty, "--out", "a new or empty folder", str(out))
-    return out
+    return results_folder(
+        out,
+        f"{config.recipe}-{config.strategy}",
+        may_hold=lambda folder: config.resume and (folder / FILE).exists(),
+        hint="name another folder, or go on with a run that saves checkpoints by --resume",
+    )
 
 
 def run_here(folder: Path, config: RunConfig, *, tensorboard: bool = False) -> Outcome:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
+from thinwire.cli.folders import results_folder
 from thinwire.cli.output import note
-from thinwire.cli.run import empty_folder
 from thinwire.cli.simulated import as_plain, play, play_sizes, sizes_table, table
 from thinwire.errors import MissingExtra, SettingError, check
 from thinwire.hosts.description import Description, describe
@@ -148,7 +148,7 @@ def simulate(
         )
         for n in counts
     }
-    folder = empty_folder(out, f"simulate-{recipe}")
+    folder = results_folder(out, f"simulate-{recipe}")
     results = [play(config, clusters[config.workers], text, folder) for text, config in configs]
     typer.echo(json.dumps([as_plain(r) for r in results]) if as_json else table(results))
     note(f"results in {folder}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli.output import table
-from thinwire.cli.run import Outcome, new_folder, run_here, run_under_torchrun
+from thinwire.cli.run import Outcome, run_folder, run_here, run_under_torchrun
 from thinwire.errors import SettingError
 from thinwire.recipes import registry, scalars
 from thinwire.recipes.config import Choices, resolve
@@ -85,7 +85,7 @@ def train(
     if torchrun:
         outcome = run_under_torchrun(out, config, tensorboard=tensorboard)
     else:
-        outcome = run_here(new_folder(out, config), config, tensorboard=tensorboard)
+        outcome = run_here(run_folder(out, config), config, tensorboard=tensorboard)
     if outcome is None:
         return  # only rank 0 of torchrun's workers has something to print
     typer.echo(json.dumps(outcome.as_json()) if as_json else summary(outcome))
