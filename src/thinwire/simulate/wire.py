@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from thinwire.errors import PeerDiffers, PeerError, PeerLate
+from thinwire.errors import PeerError
 from thinwire.simulate.clock import Clock
 from thinwire.simulate.network import Network
 from thinwire.traffic import Round
 from thinwire.wire.base import Work, finished
+from thinwire.wire.local import LocalWire, Meeting
 from thinwire.wire.settle import settle
 
 if TYPE_CHECKING:
@@ -38,14 +39,6 @@ class _Exchange(Work):
             self.finish()
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """One collective: who has come so far, and with what."""
-
-    what: tuple[object, ...]
-    came: dict[int, tuple[Tensor, Tensor, Work]] = field(default_factory=dict)
-
-
 class _Post(NamedTuple):
     """One half of an exchange that waits for the other end."""
 
@@ -63,7 +56,7 @@ Posts = defaultdict[tuple[int, int], list[_Post]]
 class _Channel:
     """What the workers of one lane share."""
 
-    meetings: dict[int, _Meeting] = field(default_factory=dict)
+    meetings: dict[int, Meeting] = field(default_factory=dict)
     sends: Posts = field(default_factory=lambda: defaultdict(list))
     receives: Posts = field(default_factory=lambda: defaultdict(list))
 
@@ -119,7 +112,7 @@ class VirtualWorld:
         self.clock.at(time_s, ended)
 
 
-class VirtualWire:
+class VirtualWire(LocalWire):
     """One worker's end of a VirtualWorld."""
 
     def __init__(
@@ -141,21 +134,9 @@ class VirtualWire:
     def rank(self) -> int:
         return self._place
 
-    def all_reduce_(self, data: Tensor) -> Work:
-        return self._meet("all_reduce", data, data)
-
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("reduce_scatter", data, out)
-
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_gather", data, out)
-
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_to_all", data, out)
-
     def broadcast_(self, data: Tensor, *, source: int) -> Work:
         _check_alike(not self._world.stand_ins, "broadcasts")
-        return self._meet("broadcast", data, data, source)
+        return super().broadcast_(data, source=source)
 
     def exchange(
         self,
@@ -187,17 +168,8 @@ class VirtualWire:
     def now(self) -> float:
         return self._world.clock.now_s
 
-    def tell(self, status: str) -> None:
-        pass
-
-    def late(self, cause: str) -> PeerLate:
-        return PeerLate(cause)
-
     def fail(self, error: PeerError) -> None:
         self._world.lose(error)
-
-    def close(self) -> None:
-        pass
 
     def _refused(self, work: Work) -> bool:
         if self._world.error is not None:
@@ -246,16 +218,10 @@ class VirtualWire:
         if self._refused(work):
             return work
         what = (op, source, tuple(data.shape), data.dtype)
-        meeting = channel.meetings.setdefault(self._issued, _Meeting(what))
+        meeting = channel.meetings.setdefault(self._issued, Meeting(what))
         self._issued += 1
-        if meeting.what != what:
-            self._world.lose(
-                PeerDiffers(
-                    f"worker {self.rank} does {what} where another does {meeting.what}",
-                    rank=self.rank,
-                    hint="all workers must issue the same operations in the same order on a lane",
-                )
-            )
+        if (refusal := meeting.refusal(self.rank, what)) is not None:
+            self._world.lose(refusal)
             self._refused(work)
             return work
         meeting.came[self._place] = (data, out, work)
@@ -265,7 +231,7 @@ class VirtualWire:
             self._settle(op, source, meeting)
         return work
 
-    def _settle(self, op: Op, source: int, meeting: _Meeting) -> None:
+    def _settle(self, op: Op, source: int, meeting: Meeting) -> None:
         world, came = self._world, [meeting.came[place] for place in sorted(meeting.came)]
         data = came[0][0]
         if not data.is_meta:

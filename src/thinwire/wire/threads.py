@@ -10,12 +10,13 @@ import threading
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from thinwire.errors import PeerDiffers, PeerError, PeerLate
+from thinwire.errors import PeerError
 from thinwire.wire.base import Work, finished
+from thinwire.wire.local import LocalWire, Meeting
 from thinwire.wire.settle import settle
 
 if TYPE_CHECKING:
@@ -48,21 +49,13 @@ class _Receive:
     work: _Exchange
 
 
-@dataclass(slots=True)
-class _Meeting:
-    """One collective: who has come so far, and with what."""
-
-    what: tuple[object, ...]
-    came: dict[int, tuple[Tensor, Tensor, Work]] = field(default_factory=dict)
-
-
 class _Channel:
     """What the workers of one lane share."""
 
     def __init__(self, world_size: int) -> None:
         self.lock = threading.RLock()
         self.world_size = world_size
-        self.meetings: dict[int, _Meeting] = {}
+        self.meetings: dict[int, Meeting] = {}
         # by receiver and tag, in the order they came; a message with its sender
         self.messages: defaultdict[tuple[int, int], deque[tuple[int, Tensor]]] = defaultdict(deque)
         self.receives: defaultdict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
@@ -104,7 +97,7 @@ class ThreadWorld:
         return ThreadWire(self, channel, name, ranks, ranks.index(rank))
 
 
-class ThreadWire:
+class ThreadWire(LocalWire):
     """One worker's end of a ThreadWorld."""
 
     def __init__(
@@ -117,21 +110,6 @@ class ThreadWire:
         self._name = name
         self._ranks = ranks
         self._issued = 0
-
-    def all_reduce_(self, data: Tensor) -> Work:
-        return self._meet("all_reduce", data, data)
-
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("reduce_scatter", data, out)
-
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_gather", data, out)
-
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_to_all", data, out)
-
-    def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        return self._meet("broadcast", data, data, source)
 
     def exchange(
         self,
@@ -173,17 +151,8 @@ class ThreadWire:
     def now(self) -> float:
         return time.perf_counter()
 
-    def tell(self, status: str) -> None:
-        pass
-
-    def late(self, cause: str) -> PeerLate:
-        return PeerLate(cause)
-
     def fail(self, error: PeerError) -> None:
         self._world.lose(error)
-
-    def close(self) -> None:
-        pass
 
     def _refused(self, work: Work) -> bool:
         if self._world._error is not None:
@@ -222,16 +191,11 @@ class ThreadWire:
         with channel.lock:
             if self._refused(work):
                 return work
-            meeting = channel.meetings.setdefault(self._issued, _Meeting(what))
+            meeting = channel.meetings.setdefault(self._issued, Meeting(what))
             self._issued += 1
-            if meeting.what != what:
-                error = PeerDiffers(
-                    f"worker {self.rank} does {what} where another does {meeting.what}",
-                    rank=self.rank,
-                    hint="all workers must issue the same operations in the same order on a lane",
-                )
-                self._world.lose(error)
-                work.fail(error)
+            if (refusal := meeting.refusal(self.rank, what)) is not None:
+                self._world.lose(refusal)
+                work.fail(refusal)
                 return work
             meeting.came[self.rank] = (data, out, work)
             channel.open.add(work)
