@@ -137,7 +137,7 @@ def test_several_runs_are_compared(tmp_path: Path) -> None:
 def test_a_benchmark(tmp_path: Path) -> None:
     page = page_of(make_bench(tmp_path / "bench", workers=(2, 4), rates=(50e6, 200e6), turns=3))
     assert sections(page) == ["run", "numbers", "plots", "steps", "trainings", "workers", "data"]
-    assert page.tags["svg"] == 4 + 4 + 2 + 2
+    assert page.tags["svg"] == 4 + 4 + 2 + 3
     assert "Compute was emulated" in page.text
     assert "training digits-cnn 2 workers at 50 Mbit/s" in page.text
     assert "code 0123456789ab hardware 2 cores load before 0.5, after 1.5" in page.text

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
+from typing import Literal
 
 import pytest
 
@@ -52,6 +54,20 @@ def test_varying_speed_makes_everybody_wait_for_the_slowest() -> None:
     assert uneven.step_s > 1.05 * even.step_s
     alone = paced(tw.Silent(), hosts=16, jitter=0.2)
     assert alone.exposed_s == 0
+
+
+@pytest.mark.parametrize("overlap", ["none", "backward", "forward"])
+def test_one_worker_played_for_all_of_its_speed(
+    overlap: Literal["none", "backward", "forward"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def play() -> Paced:
+        network = Network(describe(hosts=5, rate="80mbit*4,40mbit", slow=("1=0.5", "3=0.5")), latency_s=0.001)
+        ways = Ways(compute=Compute.of(0.12), bucket_bytes=BUCKET_BYTES)
+        return pace(LAYERS, network, tw.AllReduce(overlap=overlap), ways, steps=3)
+
+    alike = play()
+    monkeypatch.setattr("thinwire.simulate.sizes.replace", lambda ways, **_: ways)
+    assert asdict(alike) == pytest.approx(asdict(play()))
 
 
 def test_hundreds_of_workers_take_moments() -> None:

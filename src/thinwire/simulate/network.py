@@ -58,6 +58,11 @@ class Network:
         self._up = [_Direction(uplink) for _ in sites] if uplink is not None else []
         self._down = [_Direction(uplink) for _ in sites] if uplink is not None else []
 
+    def rest(self) -> None:
+        """Everything is free again, for a clock that begins anew."""
+        for direction in (*self._out, *self._in, *self._up, *self._down):
+            direction.free_s = 0.0
+
     def cut(self, host: int | None, site: int | None, until_s: float) -> None:
         """Nothing that is not under way yet passes before `until_s`."""
         for direction in self._of(host, site):

@@ -101,6 +101,9 @@ class Session:
         self._tasks: dict[int, Task] = {}
         self._running = 0
         self._by_step: list[Fault] = []
+        speeds = [pace.speed for pace in self._paces] if ways.alike else []
+        self._stand_in = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
+        """By host: the host of the worker that acts for its own; empty if each acts for itself."""
         self._world, self._workers = self._assemble([])
         for fault in description.faults:
             self._expect(fault)
@@ -108,7 +111,7 @@ class Session:
     def stats(self, host: int) -> Stats:
         """Of the worker there, or of the one that was."""
         past = self._past[host]
-        worker = self._workers.get(host)
+        worker = self._workers.get(self._stand_in.get(host, host))
         if worker is None:
             return past
         return Stats(
@@ -118,6 +121,10 @@ class Session:
             exposed_s=past.exposed_s + worker.exposed_s,
             instruments=worker.instruments,
         )
+
+    def stands_for(self, host: int) -> int:
+        """How many workers the one there acts for, itself included."""
+        return sum(other == host for other in self._stand_in.values()) or 1
 
     def epoch(self) -> None:
         """Train until every worker has gone through its batches."""
@@ -251,10 +258,12 @@ class Session:
     def _assemble(
         self, saved: Sequence[Any], steps: int = 0
     ) -> tuple[VirtualWorld, dict[int, VirtualWorker]]:
-        world = VirtualWorld(self.clock, self._network, self.hosts)
+        acting = sorted(set(self._stand_in.values()))
+        world = VirtualWorld(self.clock, self._network, self.hosts, stand_ins=acting)
         stage = Stage(self.clock, self._ways, self._stepped)
         workers = {}
-        for rank, host in enumerate(self.hosts):
+        for rank in acting or range(len(self.hosts)):
+            host = self.hosts[rank]
             wire, learner = world.wire(rank), self._learners.of(host)
             workers[host] = VirtualWorker(
                 self._strategy, wire, learner, self._paces[host], stage, steps=steps

@@ -1,15 +1,15 @@
 """Simulations of sizes alone: how long steps take and what they send, with models that hold no numbers.
 
-Ten thousand workers fit, since none has any storage. A strategy whose messages depend on the data (how many
-numbers pass a threshold) cannot be played like this.
+Ten thousand workers fit, since none has any storage and those that are alike are played once. A strategy
+whose messages depend on the data (how many numbers pass a threshold) cannot be played like this.
 """
 
 from __future__ import annotations
 
 import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -19,9 +19,9 @@ from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Change, Session
+from thinwire.simulate.wire import NotAlike
 from thinwire.simulate.worker import VirtualWorker, Ways
-from thinwire.strategies.base import Strategy
-from thinwire.traffic import Traffic
+from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Work
 
 
@@ -81,7 +81,8 @@ class _Mark:
     ended_s: float = 0.0
     """Of the last one."""
     exposed_s: float = 0.0
-    traffic: Traffic = field(default_factory=Traffic)
+    sent_bytes: int = 0
+    messages: int = 0
 
 
 class _Learners:
@@ -106,10 +107,11 @@ class _Learners:
         mark = self.marks.get(steps)
         if mark is not None:
             assert self.session is not None
-            stats = self.session.stats(host)
+            stats, count = self.session.stats(host), self.session.stands_for(host)
             mark.ended_s = self.session.clock.now_s
-            mark.exposed_s += stats.exposed_s
-            mark.traffic += stats.traffic
+            mark.exposed_s += count * stats.exposed_s
+            mark.sent_bytes += count * stats.sent_bytes
+            mark.messages += count * stats.messages
 
 
 @contextmanager
@@ -133,8 +135,27 @@ def pace(
     steps: int = 10,
     jitter: float = 0.0,
 ) -> Paced:
-    """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going."""
+    """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going.
+
+    Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
+    them is played for all; where a strategy turns out to do something else, each of them.
+    """
     check(steps >= 1, "steps", "at least 1", steps)
+    if not jitter and not network.description.faults and not overrides(strategy, "serve"):
+        with suppress(NotAlike):
+            return _pace(shapes, network, strategy, replace(ways, alike=True), steps, jitter)
+    return _pace(shapes, network, strategy, ways, steps, jitter)
+
+
+def _pace(
+    shapes: Sequence[tuple[int, ...]],
+    network: Network,
+    strategy: Strategy,
+    ways: Ways,
+    steps: int,
+    jitter: float,
+) -> Paced:
+    network.rest()
     # the order of pieces is as good as it gets once it was agreed on for the second time
     ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
     warm_up = max(ordered, strategy.adapts_in) + 2
@@ -150,6 +171,6 @@ def pace(
     return Paced(
         step_s=(after.ended_s - before.ended_s) / steps,
         exposed_s=(after.exposed_s - before.exposed_s) / worker_steps,
-        sent_bytes=(after.traffic.sent_bytes - before.traffic.sent_bytes) / worker_steps,
-        messages=(after.traffic.messages - before.traffic.messages) / worker_steps,
+        sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
+        messages=(after.messages - before.messages) / worker_steps,
     )

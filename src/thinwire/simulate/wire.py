@@ -68,13 +68,25 @@ class _Channel:
     receives: Posts = field(default_factory=lambda: defaultdict(list))
 
 
-class VirtualWorld:
-    """The workers of one world on one clock; rank r sits on `hosts[r]`."""
+class NotAlike(Exception):
+    """What a stand-in was asked to do differs from worker to worker."""
 
-    def __init__(self, clock: Clock, network: Network, hosts: Sequence[int]) -> None:
+
+class VirtualWorld:
+    """The workers of one world on one clock; rank r sits on `hosts[r]`.
+
+    Where workers of equal speed do the same at the same time, some ranks can stand in for all: a collective
+    of everybody then begins when all stand-ins have come, and loads everybody's card. Only with sizes.
+    """
+
+    def __init__(
+        self, clock: Clock, network: Network, hosts: Sequence[int], *, stand_ins: Sequence[int] = ()
+    ) -> None:
         self.clock = clock
         self.network = network
         self.hosts = list(hosts)
+        self.stand_ins = tuple(stand_ins)
+        """None if every worker acts for itself."""
         self.error: PeerError | None = None
         self.open: set[Work] = set()
         self._channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
@@ -120,6 +132,10 @@ class VirtualWire:
         self._name = name
         self._ranks = ranks
         self._issued = 0
+        self._to_come = self.world_size
+        if world.stand_ins:
+            self._to_come = len(world.stand_ins)
+            _check_alike(self.world_size == len(world.hosts), "collectives of some workers")
 
     @property
     def rank(self) -> int:
@@ -138,6 +154,7 @@ class VirtualWire:
         return self._meet("all_to_all", data, out)
 
     def broadcast_(self, data: Tensor, *, source: int) -> Work:
+        _check_alike(not self._world.stand_ins, "broadcasts")
         return self._meet("broadcast", data, data, source)
 
     def exchange(
@@ -149,6 +166,7 @@ class VirtualWire:
         source: int | None = None,
         tag: int = 0,
     ) -> Work:
+        _check_alike(not self._world.stand_ins, "exchanges")
         sends = send is not None and to is not None
         if not sends and recv is None:
             return finished()
@@ -242,16 +260,21 @@ class VirtualWire:
             return work
         meeting.came[self._place] = (data, out, work)
         self._world.open.add(work)
-        if len(meeting.came) == self.world_size:
+        if len(meeting.came) == self._to_come:
             del channel.meetings[self._issued - 1]
             self._settle(op, source, meeting)
         return work
 
     def _settle(self, op: Op, source: int, meeting: _Meeting) -> None:
-        world, came = self._world, [meeting.came[place] for place in range(self.world_size)]
+        world, came = self._world, [meeting.came[place] for place in sorted(meeting.came)]
         data = came[0][0]
         if not data.is_meta:
             settle(op, [data for data, _, _ in came], [out for _, out, _ in came], source=source)
         what = Round(op=op, send_bytes=data.nbytes, source=source)
         hosts = [world.hosts[rank] for rank in self._ranks]
         world.end(world.network.collective(what, hosts, world.clock.now_s), [work for _, _, work in came])
+
+
+def _check_alike(alike: bool, what: str) -> None:
+    if not alike:
+        raise NotAlike(f"{what} differ from worker to worker")

@@ -80,6 +80,8 @@ class Ways:
     """Each trainable parameter's part of the computing time; None: its part of all parameters."""
     bucket_bytes: int | None = None
     """None: what `attach` would take."""
+    alike: bool = False
+    """Whether one worker stands in for all others of its speed; only with sizes."""
 
 
 @dataclass(slots=True)
