@@ -74,8 +74,8 @@ async def every_operation(wire: Wire, dtype: torch.dtype = torch.float32) -> Non
     if world_size > 1:
         inbox = torch.empty(SIZE, dtype=dtype)
         anyone = wire.exchange(recv=inbox, tag=9)
-        wire.exchange(send=own(rank, dtype), to=to, tag=9).wait()
-        anyone.wait()
+        await wire.exchange(send=own(rank, dtype), to=to, tag=9)
+        await anyone
         assert torch.equal(inbox, everyone[source])
 
 
