@@ -33,7 +33,7 @@ GOALS = {1e9: 0.97, 200e6: 0.97, 50e6: 0.95}
 """Least efficiency by rate, in bit per second."""
 LEAST_USE = 0.7
 """Of the wire, where not the whole model is sent."""
-SCALES = {8: 0.5, 16: 0.25}
+SCALES = {4: 0.5, 8: 0.25, 16: 0.125}
 """By number of workers: with so many of them, two cores would be the limit, not the wire. Net and rate shrink
 together; seconds stay."""
 CONFIG = replace(
@@ -148,7 +148,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="which (default: all)")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16], help="world sizes")
     parser.add_argument("--turns", type=int, default=3, help="times each system has its turn (default: 3)")
-    parser.add_argument("--scale", type=float, help="shrinks net and rate (0.5 for 8 workers, 0.25 for 16)")
+    parser.add_argument("--scale", type=float, help="shrinks net and rate (2 over the workers)")
     return parser.parse_args()
 
 

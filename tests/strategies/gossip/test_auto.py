@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from thinwire.strategies.gossip.auto import FIRST_SHARE, MEET_EVERY, Gauge, Menu, Pick, Report, agree
+from thinwire.strategies.gossip.auto import FILL, FIRST_SHARE, MEET_EVERY, Gauge, Menu, Pick, Report, agree
 
 MODEL = 5_000_000
 MENU = Menu({"fp32": 4 * MODEL, "bf16": 2 * MODEL, "int8": MODEL + 40_000}, 260)
@@ -93,7 +93,7 @@ def test_the_slowest_wire_and_the_slowest_worker_decide() -> None:
 
 def test_small_changes_are_not_worth_it_and_waiting_is() -> None:
     now = Pick("int8", 100)
-    fits = 0.85 * 0.3 * 1e6 / MENU.model_bytes["int8"] * 260
+    fits = FILL * 0.3 * 1e6 / MENU.model_bytes["int8"] * 260
     close, _ = agree([report(1e6 * 104 / fits, 0.3)], now, 1.0, MENU)
     assert close == now
     far, _ = agree([report(1e6 * 130 / fits, 0.3)], now, 1.0, MENU)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 MEET_EVERY = 4
 """Rounds between two meetings. What one gathers is used from the next one on."""
-FILL = 0.85
+FILL = 0.9
 """Part of the compute time that exchanges may take."""
 DEAD_BAND = 0.1
 """A pick that would change by less than this stays as it is."""
