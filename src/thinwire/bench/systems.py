@@ -79,6 +79,8 @@ class Ours:
 
     name: str
     strategy: Strategy
+    scaled_buckets: bool = False
+    """With an emulated net at a scale: buckets shrink along, so that there are as many as at full size."""
 
     @property
     def period(self) -> int:
@@ -96,7 +98,19 @@ class Ours:
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Link:
         from thinwire.engine.attach import attach
 
-        return attach(model, optimizer, self.strategy)
+        return attach(model, optimizer, self.strategy, bucket_bytes=self._bucket_bytes(model))
+
+    def _bucket_bytes(self, model: nn.Module) -> int | None:
+        from torch.distributed import get_world_size
+
+        from thinwire.engine.attach import usual_bucket_bytes
+        from thinwire.lab.emulate import Emulated
+
+        if not self.scaled_buckets or not isinstance(model, Emulated):
+            return None
+        scale = model.net.scale
+        whole = round(sum(p.nbytes for p in model.parameters()) / scale)
+        return round(usual_bucket_bytes(whole, self.strategy, get_world_size()) * scale)
 
     @contextmanager
     def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:

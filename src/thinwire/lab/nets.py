@@ -57,6 +57,8 @@ class Net:
     """Samples per step and worker that the seconds stand for."""
     forward_s: float
     backward_s: float
+    scale: float = 1.0
+    """Part of the parameters of the net that it stands for."""
 
     @property
     def num_params(self) -> int:
@@ -70,7 +72,7 @@ class Net:
     def scaled(self, factor: float) -> Net:
         """The same net with `factor` times the parameters and the same seconds."""
         layers = (replace(x, shapes=tuple(_shrink(s, factor) for s in x.shapes)) for x in self.layers)
-        return replace(self, layers=tuple(layers))
+        return replace(self, layers=tuple(layers), scale=self.scale * factor)
 
 
 def _shrink(shape: Shape, factor: float) -> Shape:
