@@ -16,9 +16,6 @@ from thinwire.wire.base import Wire
 if TYPE_CHECKING:
     from thinwire.compress.sparse import Sparse
 
-HOPS = 64
-"""Tags that belong to one bucket; more than there are hops in any world."""
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hop:
@@ -75,7 +72,7 @@ class GTopK(SparseStrategy):
                 to=hop.peer if hop.sends else None,
                 recv=inbox.words if hop.receives else None,
                 source=hop.peer if hop.receives else None,
-                tag=turn.index * HOPS + hop.number,
+                tag=turn.tag + hop.number,
             )
             if turn.is_meta:
                 continue

@@ -10,10 +10,11 @@ from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.sparse.base import DIVIDE_EVERY, SparseStrategy
 from thinwire.strategies.sparse.form import Form
+from thinwire.strategies.sparse.gather import gather, gather_rounds
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.strategies.sparse.turn import Message, Rows, Turn
 from thinwire.traffic import Round
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Wire
 
 if TYPE_CHECKING:
     from thinwire.compress.sparse import Sparse
@@ -36,17 +37,12 @@ class OkTopK(SparseStrategy):
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
         to_owner, from_owner = _forms(turn.form, wire.world_size)
         parcels, inbox = Rows.new(turn, to_owner, wire.world_size), Rows.new(turn, to_owner, wire.world_size)
-        before, state.fixed.issued = state.fixed.issued, Work()
-        issued = state.fixed.issued
         sent = None if turn.is_meta else self._deal_(parcels, message, turn, state)
         await wire.all_to_all(parcels.words, inbox.words)
-        result, results = Rows.new(turn, from_owner, 1), Rows.new(turn, from_owner, wire.world_size)
+        result = Rows.new(turn, from_owner, 1)
         if not turn.is_meta:
             self._add_up_(result, inbox, turn)
-        await before
-        gathered = state.fixed.lane.all_gather(result.words, results.words)
-        issued.finish()
-        await gathered
+        results = Rows(await gather(result.words, wire, tag=turn.tag), from_owner)
         if sent is not None:
             self._take_in(results, sent, turn, state)
 
@@ -90,16 +86,13 @@ class OkTopK(SparseStrategy):
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         return [numel * owner // world_size for owner in range(world_size)]
 
-    def second_lane(self, wire: Wire) -> Wire:
-        return wire.lane("results")
-
     def quantum(self, world_size: int) -> int:
         return (4 if self.payload == "fp32" else 8) * world_size  # so that no message needs padding
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         to_owner, from_owner = _forms(form, world_size)
         yield Round(op="all_to_all", send_bytes=world_size * to_owner.num_bytes)
-        yield Round(op="all_gather", send_bytes=from_owner.num_bytes)
+        yield from gather_rounds(from_owner.num_bytes, world_size)
 
     def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
         """As ever, and regions are as at first: with other owners they are others."""

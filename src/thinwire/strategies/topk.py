@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.form import Form
+from thinwire.strategies.sparse.gather import gather, gather_rounds
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.strategies.sparse.turn import Message, Rows, Turn
 from thinwire.traffic import Round
@@ -26,8 +27,7 @@ class TopK(SparseStrategy):
     """
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        everyones = Rows.new(turn, turn.form, wire.world_size)
-        await wire.all_gather(message.words, everyones.words)
+        everyones = Rows(await gather(message.words, wire, tag=turn.tag), turn.form)
         if turn.is_meta:
             return
         state.passed[turn.index] += everyones.passed
@@ -36,4 +36,4 @@ class TopK(SparseStrategy):
         turn.finish_(sums, everyones.tails(turn.residual).sum(0), wire.world_size)
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
-        yield Round(op="all_gather", send_bytes=form.num_bytes)
+        return gather_rounds(form.num_bytes, world_size)

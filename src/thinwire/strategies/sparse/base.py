@@ -17,7 +17,7 @@ from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
 from thinwire.traffic import Cluster, Round, Sizes, total
-from thinwire.wire.base import Wire, Work, finished, take_off
+from thinwire.wire.base import Wire, Work, take_off
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -112,12 +112,8 @@ class SparseStrategy(Strategy):
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
-        state.fixed = Fixed(buckets, self.second_lane(wire), finished(), gauge)
+        state.fixed = Fixed(buckets, gauge)
         return state
-
-    def second_lane(self, wire: Wire) -> Wire:
-        """Where rounds go that follow upon another one; the same, where there are none."""
-        return wire
 
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         """Where the region of each owner begins at first; none where nobody owns anything."""
@@ -157,7 +153,6 @@ class SparseStrategy(Strategy):
         )
         fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size)
         fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
-        fixed.issued = finished()
         fixed.norm, fixed.squares = Work(), 0.0
         fixed.sent = fixed.passed = 0
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.gauge import Gauge
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +22,6 @@ class Fixed:
     """What does not move, and is made anew at every start."""
 
     buckets: Sequence[Bucket]
-    lane: Wire
-    """For rounds that follow upon another one."""
-    issued: Work
-    """Ends when the last bucket so far has begun its round on that lane: there they keep their order."""
     gauge: Gauge
     forms: list[Form | None] = field(default_factory=list)
     """Of this step's messages; None: that bucket goes dense."""

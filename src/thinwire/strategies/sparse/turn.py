@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING
 from thinwire.compress.layout import COUNT, PASSED
 from thinwire.strategies.sparse.form import Form
 
+TAGS = 64
+"""That belong to one bucket; more than it has exchanges with any number of workers."""
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -66,6 +69,11 @@ class Turn:
     residual: Tensor
     form: Form
     """Of the message with what this worker sends."""
+
+    @property
+    def tag(self) -> int:
+        """The first of those of this bucket's exchanges."""
+        return self.index * TAGS
 
     @property
     def is_meta(self) -> bool:

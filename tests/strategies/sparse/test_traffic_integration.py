@@ -1,0 +1,81 @@
+"""What top-k strategies state from sizes alone is what the interfaces of the lab count.
+
+The wire's own meter says the same for up to 33 workers, to the byte: test_conservation.py.
+"""
+
+from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.lab.labs import needs_lab
+from thinwire.hosts.description import describe
+from thinwire.lab.job import Job
+from thinwire.lab.run import run
+
+pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
+
+SCRIPT = """
+    import time, torch, torch.distributed as dist
+    import thinwire as tw
+    from thinwire.lab.control import Control
+    from thinwire.lab.emulate import Emulated
+    from thinwire.traffic import Cluster, total
+
+    # 0.8 MB in a message, so that what is counted are gradients, not beats and acknowledgements
+    NET, DENSITY, STEPS = "params=2e6,layers=2,forward=0,backward=0", 0.05, 3
+    control = Control.of_this_worker()
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+
+    def counted():
+        dist.barrier()
+        time.sleep(0.1)
+        sent = control.counters()[rank].sent_bytes
+        dist.barrier()
+        return sent
+
+    for strategy in (tw.TopK(density=DENSITY), tw.GTopK(density=DENSITY), tw.OkTopK(density=DENSITY)):
+        model = Emulated.parse(NET, seed=rank)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        with tw.attach(model, optimizer, strategy) as link:
+
+            def train(steps):
+                for _ in range(steps):
+                    optimizer.zero_grad()
+                    model(torch.ones(2, 1)).mean().backward()
+                    optimizer.step()
+
+            train(strategy.adapts_in)  # in some of these a bucket goes dense
+            before = counted()
+            train(STEPS)
+            sent = (counted() - before) / STEPS
+            rounds = strategy.rounds(link.sizes, Cluster(world_size=size), strategy.adapts_in)
+            stated = total(rounds, rank=rank, world_size=size).sent_bytes
+        control.report([type(strategy).__name__, rank, stated, sent])
+    dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("hosts", [2, 4, 8])
+def test_stated_bytes_are_what_the_interfaces_count(
+    hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within 5 %, of which nothing is taken off: headers are in it."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"), prepend=os.pathsep)
+    script = tmp_path / "traffic.py"
+    script.write_text(textwrap.dedent(SCRIPT))
+    outcome = run(
+        Job(description=describe(hosts=hosts, rate="1gbit"), command=(str(script),), time_limit_s=200)
+    )
+    assert outcome.exit_code == 0
+    assert len(outcome.reports) == 3 * hosts
+    wrong = [
+        f"{name} on worker {rank}: stated {stated}, counted {counted:.0f}"
+        for name, rank, stated, counted in outcome.reports
+        if not 0.95 <= counted / stated <= 1.05
+    ]
+    assert not wrong, "\n".join(wrong)
