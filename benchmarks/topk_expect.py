@@ -16,8 +16,7 @@ from torch.nn import Parameter
 import thinwire as tw
 from benchmarks.rivals.ddp import DEFAULT_CAP_MB
 from benchmarks.topk_systems import STRATEGIES
-from thinwire.bench.systems import BASELINE
-from thinwire.engine.attach import usual_bucket_bytes
+from thinwire.bench.systems import BASELINE, bucket_bytes_at_scale
 from thinwire.engine.buckets import make_buckets
 from thinwire.hosts.description import Description, Host, describe
 from thinwire.lab.control import Control
@@ -89,8 +88,7 @@ def bucket_bytes(system: str, net: Net, workers: int) -> int:
     """As large as this system's buckets of this net are."""
     if system == BASELINE:
         return round((DEFAULT_CAP_MB << 20) * net.scale)
-    whole = round(4 * net.num_params / net.scale)
-    return round(usual_bucket_bytes(whole, strategy_of(system), workers) * net.scale)
+    return bucket_bytes_at_scale(net, strategy_of(system), workers)
 
 
 def sizes_of(net: Net, num_bytes: int) -> Sizes:

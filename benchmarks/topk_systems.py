@@ -1,4 +1,4 @@
-"""The systems of topk.py: their buckets shrink with the net, so that there are as many messages as at full size."""
+"""The systems of topk.py: buckets shrink with the net, so that there are as many messages as at full size."""
 
 from __future__ import annotations
 

@@ -6,10 +6,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch.nn import Parameter
 
-from thinwire.bench.systems import Ours, choose, family_of, find, load_rivals, ours, standard_names
+from thinwire.bench.systems import (
+    Ours,
+    bucket_bytes_at_scale,
+    choose,
+    family_of,
+    find,
+    load_rivals,
+    ours,
+    standard_names,
+)
+from thinwire.engine.buckets import make_buckets
 from thinwire.errors import SettingError
+from thinwire.lab.nets import Net, parse_net
 from thinwire.strategies import registry
+from thinwire.strategies.all_reduce import AllReduce
 
 
 def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_some_settings() -> None:
@@ -70,3 +84,13 @@ def test_ours_are_strategies_with_their_settings() -> None:
     ceiling = find("silent", {})
     assert isinstance(ceiling, Ours)
     assert (family_of(ceiling), ceiling.period, ceiling.available()) == ("ceiling", 1, None)
+
+
+@pytest.mark.parametrize("name", ["resnet50", "vgg16", "alexnet"])
+def test_at_a_scale_there_are_as_many_buckets(name: str) -> None:
+    def num_buckets(net: Net) -> int:
+        shapes = [shape for layer in net.layers for shape in layer.shapes]
+        named = [(str(i), Parameter(torch.empty(shape, device="meta"))) for i, shape in enumerate(shapes)]
+        return len(make_buckets(named, bucket_bytes_at_scale(net, AllReduce(), world_size=4)))
+
+    assert num_buckets(parse_net(name, scale=1 / 16)) == num_buckets(parse_net(name)) > 3

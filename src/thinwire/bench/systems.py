@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from thinwire.errors import SettingError
+from thinwire.lab.nets import Net
 from thinwire.strategies import registry
 from thinwire.strategies.base import Strategy, overrides
 
@@ -103,19 +104,24 @@ class Ours:
     def _bucket_bytes(self, model: nn.Module) -> int | None:
         from torch.distributed import get_world_size
 
-        from thinwire.engine.attach import usual_bucket_bytes
         from thinwire.lab.emulate import Emulated
 
-        if not self.scaled_buckets or not isinstance(model, Emulated):
-            return None
-        scale = model.net.scale
-        whole = round(sum(p.nbytes for p in model.parameters()) / scale)
-        return round(usual_bucket_bytes(whole, self.strategy, get_world_size()) * scale)
+        if self.scaled_buckets and isinstance(model, Emulated):
+            return bucket_bytes_at_scale(model.net, self.strategy, get_world_size())
+        return None
 
     @contextmanager
     def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
         with self.attach(model, optimizer):
             yield model, optimizer
+
+
+def bucket_bytes_at_scale(net: Net, strategy: Strategy, world_size: int) -> int:
+    """How large buckets have to be for as many as the net has that this one stands for."""
+    from thinwire.engine.attach import usual_bucket_bytes
+
+    whole = round(4 * net.num_params / net.scale)
+    return round(usual_bucket_bytes(whole, strategy, world_size) * net.scale)
 
 
 def ours(name: str) -> Ours:
