@@ -47,6 +47,10 @@ class Clock:
         return self.now
 
 
+TOLD = {"topk": {"sparse_s": 0.03, "dense_s": 0.06}, "gtopk": {"sparse_s": 0.06, "dense_s": 0.03}}
+"""By top-k strategies: that it pays, and that it does not."""
+
+
 def make_run(
     folder: Path,
     *,
@@ -160,7 +164,7 @@ def _last_words(
         sent_bytes_per_step=150_000,
         messages=2 * steps,
         exposed_share=exposed_s / (step_s * steps),
-        instruments={"late_rounds": 2.5, "share": 0.25},
+        instruments=TOLD.get(str(config["strategy"]), {"late_rounds": 2.5, "share": 0.25}),
     )
     return [ended, summary] if rank == 0 else [ended]
 

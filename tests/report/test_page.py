@@ -97,6 +97,13 @@ def test_one_run(tmp_path: Path) -> None:
     assert "late rounds 2.5, share 0.25 (mean of workers)" in page.text
 
 
+def test_a_strategy_that_does_not_pay_is_announced_with_both_times(tmp_path: Path) -> None:
+    page = page_of(make_run(tmp_path / "gtopk", strategy="gtopk"))
+    assert "gtopk did not pay there: selecting and sending took 60.0 ms of every step" in page.text
+    assert "sending everything with all-reduce would have taken about 30.0 ms" in page.text
+    assert "did not pay" not in page_of(make_run(tmp_path / "topk", strategy="topk")).text
+
+
 def test_virtual_seconds_are_called_so(tmp_path: Path) -> None:
     page = page_of(make_run(tmp_path / "run", more={"clock": "virtual"}))
     assert "Training loss against virtual seconds" in page.text

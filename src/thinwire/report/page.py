@@ -16,7 +16,7 @@ from thinwire.report.tables import run_table, step_tables, worker_table
 from thinwire.report.tiles import key_numbers
 from thinwire.report.timings import headline
 from thinwire.report.verdict import verdict
-from thinwire.units import count
+from thinwire.units import as_seconds, count
 
 STYLE = Path(__file__).with_name("style.css")
 
@@ -76,6 +76,13 @@ def notices(subject: Subject) -> list[str]:
             at = as_date(run.last_time)
             ended = "if it no longer runs, it was ended from outside"
             said.append(f"{training.label} has not finished; its last event is of {at} ({ended}).")
+        told = run.summary.instruments if run.summary is not None else {}
+        sparse_s, dense_s = told.get("sparse_s", 0.0), told.get("dense_s", 0.0)
+        if sparse_s > dense_s > 0:  # as top-k strategies tell: both are 0 until they know
+            said.append(
+                f"{training.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
+                f"every step, sending everything with all-reduce would have taken about {as_seconds(dense_s)}."
+            )
     if any(timing.emulated for timing in subject.timings):
         said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")
     if any(timing.processor_full for timing in subject.timings):
