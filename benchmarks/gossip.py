@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks import gossip_straggler
 from benchmarks.provenance import provenance, save
-from thinwire.bench.config import REFERENCE_NET, STANDARD, BenchConfig
+from thinwire.bench.config import STANDARD, BenchConfig
 from thinwire.bench.run import measure, prepare
 from thinwire.bench.step_table import Row, rows_of
 from thinwire.bench.systems import BASELINE, CEILING
@@ -29,6 +29,7 @@ from thinwire.events import Event, StepTimed, read_events
 from thinwire.hosts.rates import format_rate
 
 AUTO = "gossip-grad:share=auto"
+NET = "params=5e6,layers=16,forward={forward:g},backward={backward:g}"
 GOALS = {1e9: 0.97, 200e6: 0.97, 50e6: 0.95}
 """Least efficiency by rate, in bit per second."""
 LEAST_USE = 0.7
@@ -36,8 +37,16 @@ LEAST_USE = 0.7
 SCALES = {4: 0.5, 8: 0.25, 16: 0.125}
 """By number of workers: with so many of them, two cores would be the limit, not the wire. Net and rate shrink
 together; seconds stay."""
+STRETCHES = {16: 2.0}
+"""By number of workers: all of them land, step and launch at the same moment, one after another on two cores.
+So compute and wire are this many times slower, and what the processors do counts for as much less."""
 CONFIG = replace(
-    STANDARD, rates_bits_per_s=tuple(GOALS), nets=(REFERENCE_NET,), block_s=5.0, minutes=60, studies=()
+    STANDARD,
+    rates_bits_per_s=tuple(GOALS),
+    nets=(NET.format(forward=0.1, backward=0.2),),
+    block_s=5.0,
+    minutes=60,
+    studies=(),
 )
 
 
@@ -47,13 +56,14 @@ class Measured:
 
     row: Row
     scale: float
+    stretch: float
     use: float | None
     """Bytes sent over what the wire could have carried in the time of a step."""
     instruments: dict[str, float]
     """Medians over turns."""
 
     @staticmethod
-    def of(row: Row, records: Sequence[StepTimed], scale: float) -> Measured:
+    def of(row: Row, records: Sequence[StepTimed], scale: float, stretch: float) -> Measured:
         own = [r for r in records if r.system == row.system and r.rate_bits_per_s == row.rate_bits_per_s]
         uses = [
             8 * sent / (r.rate_bits_per_s * scale * r.step_s)
@@ -61,14 +71,20 @@ class Measured:
             if (sent := r.metered_bytes or r.sent_bytes) and r.rate_bits_per_s and r.step_s
         ]
         told = {name: statistics.median(r.instruments[name] for r in own) for name in own[0].instruments}
-        return Measured(row=row, scale=scale, use=statistics.median(uses) if uses else None, instruments=told)
+        use = statistics.median(uses) if uses else None
+        return Measured(row=row, scale=scale, stretch=stretch, use=use, instruments=told)
+
+    @property
+    def rate_bits_per_s(self) -> float:
+        """As it would be if nothing were scaled or stretched."""
+        return (self.row.rate_bits_per_s or 0.0) * self.stretch
 
     @property
     def goal(self) -> str:
         """Whether it is reached, in words."""
         if self.row.system != AUTO or self.row.efficiency is None or self.use is None:
             return "-"
-        least = GOALS[self.row.rate_bits_per_s or 0.0]
+        least = GOALS[self.rate_bits_per_s]
         fast = self.row.efficiency.median >= least
         talks = self.instruments["share"] == 1 or self.use >= LEAST_USE
         return f"{100 * least:.0f} %: {'yes' if fast and talks else 'no'}"
@@ -78,7 +94,8 @@ class Measured:
         row, told = self.row, self.instruments
         if row.step_s is None or row.processor_s is None:
             return [str(row.workers), row.system, row.unavailable or "not measured"]
-        rate = format_rate(row.rate_bits_per_s or 0.0) + ("" if self.scale == 1 else f" x {self.scale:g}")
+        rate = format_rate(self.rate_bits_per_s) + ("" if self.scale == 1 else f" x {self.scale:g}")
+        rate += "" if self.stretch == 1 else f", {self.stretch:g} times slower"
         picked = f"{told['share']:.3g} in {told['payload_bits']:.0f} bits" if "share" in told else "-"
         return [
             str(row.workers),
@@ -108,15 +125,22 @@ def measure_wire(
     print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
     found: list[Measured] = []
     for world_size in world_sizes:
-        own_scale = scale or SCALES.get(world_size, 1.0)
-        setting = prepare(replace(config, workers=(world_size,), scale=own_scale), [AUTO, BASELINE])
+        own_scale, stretch = scale or SCALES.get(world_size, 1.0), STRETCHES.get(world_size, 1.0)
+        stretched = replace(
+            config,
+            workers=(world_size,),
+            scale=own_scale,
+            rates_bits_per_s=tuple(rate / stretch for rate in config.rates_bits_per_s),
+            nets=(NET.format(forward=0.1 * stretch, backward=0.2 * stretch),),
+        )
+        setting = prepare(stretched, [AUTO, BASELINE])
         if setting.no_lab is not None:
             raise SystemExit(f"rates cannot be set here: {setting.no_lab}")
         with tempfile.TemporaryDirectory() as scratch:
             measure(Path(scratch), setting, _watch, lambda what, left_s: _note(f"wire: {what} ..."))
             records = [e.record for e in read_events(Path(scratch)) if isinstance(e.record, StepTimed)]
         rows = rows_of(records, (CEILING, AUTO, BASELINE))
-        found += [Measured.of(row, records, own_scale) for row in rows]
+        found += [Measured.of(row, records, own_scale, stretch) for row in rows]
         for each in found[-len(rows) :]:
             print("| " + " | ".join(each.cells()) + " |", flush=True)
     print("\n".join(["", "* the processors of this machine, not the wire, set the time", *scaling(found)]))
@@ -127,7 +151,7 @@ def scaling(found: Sequence[Measured]) -> list[str]:
     """How the most workers do against the fewest, by rate."""
     lines = []
     for rate in GOALS:
-        rows = [m.row for m in found if m.row.system == AUTO and m.row.rate_bits_per_s == rate]
+        rows = [m.row for m in found if m.row.system == AUTO and m.rate_bits_per_s == rate]
         own = {row.workers: row.efficiency.median for row in rows if row.efficiency is not None}
         if len(own) > 1:
             ratio = own[max(own)] / own[min(own)]

@@ -8,8 +8,6 @@ same in every run, and nothing waits for the host.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
@@ -71,14 +69,14 @@ def accumulate_select(
 
 
 def _accumulate_kernel(
-    gradient: Any,
-    stride: Any,
-    residual: Any,
-    numel: Any,
-    threshold: Any,
-    places: Any,
-    counts: Any,
-    spoilt: Any,
+    gradient: tl.tensor,
+    stride: tl.tensor,
+    residual: tl.tensor,
+    numel: tl.tensor,
+    threshold: tl.tensor,
+    places: tl.tensor,
+    counts: tl.tensor,
+    spoilt: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
     block = tl.program_id(0).to(tl.int64)
@@ -101,16 +99,16 @@ def _accumulate_kernel(
 
 
 def _move_kernel(
-    residual: Any,
-    places: Any,
-    counts: Any,
-    ends: Any,
-    num_blocks: Any,
-    spoilt: Any,
-    message: Any,
-    index: Any,
-    value: Any,
-    capacity: Any,
+    residual: tl.tensor,
+    places: tl.tensor,
+    counts: tl.tensor,
+    ends: tl.tensor,
+    num_blocks: tl.tensor,
+    spoilt: tl.tensor,
+    message: tl.tensor,
+    index: tl.tensor,
+    value: tl.tensor,
+    capacity: tl.tensor,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     SLOTS: tl.constexpr,
