@@ -21,13 +21,21 @@ class Sparse:
     value: Tensor
     """float32, or float64 in a float64 model."""
 
+    def to(self, device: torch.device) -> Sparse:
+        return Sparse(self.index.to(device), self.value.to(device))
+
 
 # -- messages -------------------------------------------------------------------------------------
 
 
 def new_message(layout: SparseLayout, like: Tensor) -> Tensor:
     """A message without entries on the device of `like`."""
-    return torch.zeros(layout.num_words, dtype=torch.int32, device=like.device)
+    return new_words(layout.num_words, like.device)
+
+
+def new_words(count: int, device: torch.device | str) -> Tensor:
+    """Room for so many words, all zero."""
+    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def index_part(message: Tensor, layout: SparseLayout) -> Tensor:
@@ -125,7 +133,8 @@ def _where(mask: Tensor, entries: Sparse) -> Sparse:
 
 
 def add_(dense: Tensor, entries: Sparse, scale: float = 1.0) -> None:
-    """dense[index] += scale * value."""
+    """dense[index] += scale * value, on the device of `dense`."""
+    entries = entries.to(dense.device)
     dense.index_add_(0, entries.index, entries.value.to(dense.dtype), alpha=scale)
 
 

@@ -25,7 +25,7 @@ from thinwire.engine.mixer import Mixer
 from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Reducer
 from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
-from thinwire.strategies.base import Gradients, Strategy, overrides
+from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.traffic import Sizes
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
@@ -227,9 +227,14 @@ class Link:
             each.settle()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """torch's clip_grad_norm_ over this model, which works with every overlap."""
+        """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
+
+        Where a strategy mixes parameters and leaves gradients to their worker, these are noisier than their
+        mean, and are clipped to sqrt(P) times this norm.
+        """
         with self._reducer.gradients():
-            return nn.utils.clip_grad_norm_(self._model.parameters(), max_norm, norm_type)
+            limit = norm_to_clip(self.strategy, max_norm, self._wire.world_size)
+            return nn.utils.clip_grad_norm_(self._model.parameters(), limit, norm_type)
 
     @torch.no_grad()
     def average_(self) -> None:

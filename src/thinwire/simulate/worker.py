@@ -26,7 +26,7 @@ from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import Reducer
 from thinwire.simulate.clock import Clock
 from thinwire.simulate.pace import Compute, Pace, Timetable
-from thinwire.strategies.base import Gradients, Strategy, overrides
+from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.traffic import Traffic
 from thinwire.wire.base import Wire, Work
 from thinwire.wire.metered import Meter, MeteredWire
@@ -222,7 +222,8 @@ class VirtualWorker:
         if self._learner.clip_norm is not None:
             await self._await_all(self._reducer.reducing())
             with self._reducer.gradients():
-                nn.utils.clip_grad_norm_(self._learner.model.parameters(), self._learner.clip_norm)
+                limit = norm_to_clip(self._strategy, self._learner.clip_norm, self._wire.world_size)
+                nn.utils.clip_grad_norm_(self._learner.model.parameters(), limit)
         if self._serving is not None and self._serving.error is not None:
             raise self._serving.error
         await self._await_all(self._mixer.landing(self.steps))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -170,3 +171,17 @@ def _resize(
 def overrides(strategy: Strategy, seam: Seam) -> bool:
     """Whether the strategy has its own version of a seam."""
     return seam in strategy.seams
+
+
+def own_norm(max_norm: float, world_size: int) -> float:
+    """What each worker clips its own gradient to, where the mean over all workers is to have this norm.
+
+    The noise of P gradients is independent, so their mean has a norm that is up to sqrt(P) times smaller.
+    """
+    return max_norm * math.sqrt(world_size)
+
+
+def norm_to_clip(strategy: Strategy, max_norm: float, world_size: int) -> float:
+    """What a training loop has to clip gradients to: those a strategy averages are the mean already."""
+    own = overrides(strategy, "mix") and not overrides(strategy, "reduce")
+    return own_norm(max_norm, world_size) if own else max_norm

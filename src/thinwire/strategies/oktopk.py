@@ -53,7 +53,7 @@ class OkTopK(SparseStrategy):
         fitting, over = deal_(parcels.rows, parcels.form.layout, message.entries(), state.regions[turn.index])
         parcels.rows[0, PASSED] += message.passed - message.count
         turn.give_back_(over)
-        parcels.write_tail_(turn.tail, turn.residual)
+        parcels.write_tail_(message.tail(turn.residual))
         return fitting
 
     def _add_up_(self, result: Rows, parcels: Rows, turn: Turn) -> None:

@@ -69,8 +69,8 @@ def test_gradients_are_clipped_before_they_are_selected() -> None:
     clipped = []
     for own in gradients:
         norm = math.sqrt(sum(float(each.square().sum()) for each in own))
-        clipped.append([each * min(1.0, 8.0 / 2 / norm) for each in own])
-    ours = World(tw.GTopK(clip_norm=8.0), 4, [(300, 4), (50, 0)]).step(gradients)
+        clipped.append([each * min(1.0, 2.0 * 2 / norm) for each in own])
+    ours = World(tw.GTopK(clip_norm=2.0), 4, [(300, 4), (50, 0)]).step(gradients)
     theirs = World(tw.GTopK(), 4, [(300, 4), (50, 0)]).step(clipped)
     for a, b in zip(ours[0], theirs[0], strict=True):
         torch.testing.assert_close(a, b)

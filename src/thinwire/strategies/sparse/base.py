@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, get_args
 
 from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.errors import SettingError, check, check_one_of
-from thinwire.strategies.base import Bucket, Gradients, Strategy
+from thinwire.strategies.base import Bucket, Gradients, Strategy, own_norm
 from thinwire.strategies.sparse.form import Form, form_of
 from thinwire.strategies.sparse.gauge import PROBES, Gauge
 from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
@@ -45,8 +45,8 @@ class SparseStrategy(Strategy):
     momentum: float = 0.0
     """Momentum that each worker applies before it selects (DGC's correction), for an optimizer without."""
     clip_norm: float | None = None
-    """Clip each worker's own gradient to this norm divided by the square root of the number of workers; then
-    nothing is sent before backward ends."""
+    """Clip each worker's own gradient to this norm times the square root of the number of workers, so that
+    their mean has about this norm; then nothing is sent before backward ends."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -165,7 +165,7 @@ class SparseStrategy(Strategy):
         if bucket.index == len(fixed.buckets) - 1:
             fixed.norm.finish()
         await fixed.norm
-        scale = clip_norm / math.sqrt(world_size * fixed.squares) if fixed.squares > 0 else 1.0
+        scale = own_norm(clip_norm, world_size) / math.sqrt(fixed.squares) if fixed.squares > 0 else 1.0
         if scale < 1:
             gradients.mul_(scale)
 
@@ -181,7 +181,7 @@ class SparseStrategy(Strategy):
         """Move the largest numbers from the residual to a message."""
         from thinwire.compress.select import refuse, select_, select_largest_
 
-        message = Message(turn.new_words(turn.form.num_words), turn.form)
+        message = turn.new_message()
         if turn.is_meta:
             return message
         name_at = state.fixed.buckets[turn.index].name_at
@@ -192,14 +192,17 @@ class SparseStrategy(Strategy):
             density = AIM * density_at(state.step, self.density, self.warmup_steps)
             threshold = state.threshold.before(turn.index, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
+        message.tail(turn.residual).copy_(turn.tail)
+        message = message.on_host()
+        if not self.exact:
             state.threshold.after(turn.index, message.sparse)
         if message.count == NOT_FINITE:
             refuse(turn.residual, name_at)
-        message.tail(turn.residual).copy_(turn.tail)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
         if self.momentum:  # what is sent shall not push on (factor masking)
-            state.velocities[turn.index][message.entries().index] = 0
+            velocity = state.velocities[turn.index]
+            velocity[message.entries().index.to(velocity.device)] = 0
         return message
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:

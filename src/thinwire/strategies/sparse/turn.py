@@ -20,7 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """What travels: `form.num_words` words."""
+    """What travels: `form.num_words` words.
+
+    Numbers are selected where they are, on a GPU too; then their message, a thousandth of them, goes to the
+    host, which looks into it, merges and sends it without a GPU that has to start for each of it.
+    """
 
     words: Tensor
     form: Form
@@ -33,6 +37,9 @@ class Message:
     def tail(self, like: Tensor) -> Tensor:
         """The part that travels as it is, a view with the dtype of `like`."""
         return self.words[self.form.layout.num_words :].view(like.dtype)[: self.form.tail]
+
+    def on_host(self) -> Message:
+        return Message(self.words.cpu(), self.form)
 
     @property
     def count(self) -> int:
@@ -80,11 +87,17 @@ class Turn:
         """Sizes alone, without numbers."""
         return self.lossy.is_meta
 
-    def new_words(self, count: int) -> Tensor:
-        """Room for messages of so many words, all zero."""
-        from thinwire.compress.sparse import new_message
+    def new_message(self) -> Message:
+        """An empty one where the gradients are."""
+        from thinwire.compress.sparse import new_words
 
-        return new_message(self.form.layout, self.residual).new_zeros(count)
+        return Message(new_words(self.form.num_words, self.residual.device), self.form)
+
+    def new_words(self, count: int) -> Tensor:
+        """Room for messages of so many words on the host, all zero."""
+        from thinwire.compress.sparse import new_words
+
+        return new_words(count, self.lossy.device if self.is_meta else "cpu")
 
     def give_back_(self, entries: Sparse) -> None:
         """What is not applied stays to be sent later."""
@@ -138,9 +151,9 @@ class Rows:
         """The parts that travel as they are, in rows."""
         return self.rows[:, self.form.layout.num_words :].view(like.dtype)[:, : self.form.tail]
 
-    def write_tail_(self, tail: Tensor, like: Tensor) -> None:
+    def write_tail_(self, tail: Tensor) -> None:
         """Cut a tail into equal parts, one for each message."""
-        tails = self.tails(like)
-        padded = like.new_zeros(tails.numel())
+        tails = self.tails(tail)
+        padded = tail.new_zeros(tails.numel())
         padded[: tail.numel()] = tail
         tails.copy_(padded.view(tails.shape))
