@@ -45,7 +45,7 @@ def measure_cell(cell: Cell, *, turns: int, block_s: float) -> list[StepTimed]:
         scale=cell.scale,
         turns=turns,
         minutes=60,
-        block_s=block_s,
+        block_s=max(block_s, 2 * cell.compute_s * cell.stretch),
         studies=(),
     )
     setting = prepare(config, [*STRATEGIES, BASELINE])
@@ -73,7 +73,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--nets", nargs="+", choices=names, default=names, help="which (default: all)")
     parser.add_argument("--workers", type=int, nargs="+", choices=counts, default=counts, help="how many")
     parser.add_argument("--turns", type=int, help="of each system (2 with 4 and 8 workers, else 1)")
-    parser.add_argument("--block", type=float, default=3.0, help="seconds that a turn is timed (default: 3)")
+    parser.add_argument("--block", type=float, default=3.0, help="seconds of a turn, at least (default: 3)")
     return parser.parse_args()
 
 

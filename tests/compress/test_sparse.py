@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.compress.kinds import WITHOUT_TRITON, using
-from thinwire.compress.layout import SparseLayout
+from thinwire.compress.layout import COUNT, NOT_FINITE, PASSED, SparseLayout, Values
 from thinwire.compress.sparse import (
     Sparse,
     add_,
@@ -15,12 +15,13 @@ from thinwire.compress.sparse import (
     keep_largest,
     merge,
     merge_largest,
+    merge_messages_,
     new_message,
     read,
     without,
     write_,
 )
-from thinwire.errors import SettingError
+from thinwire.errors import NumericError, SettingError
 
 VECTORS = st.dictionaries(st.integers(0, 40), st.integers(-3, 3).map(float), max_size=20)
 Vector = dict[int, float]
@@ -70,6 +71,49 @@ def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
     keep = largest(total, k)
     assert plain(kept) == {i: total[i] for i in keep}
     assert plain(dropped) == {i: total[i] for i in total.keys() - keep}
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TRITON)
+@given(
+    a=VECTORS,
+    b=VECTORS,
+    room=st.integers(0, 20),
+    block=st.integers(1, 5),
+    form=st.sampled_from([("fp32", 4), ("fp32", 8), ("bf16", 4)]),
+)
+@settings(deadline=None)
+def test_messages_are_merged_in_place_and_a_block_keeps_the_rest_together(
+    kind: str, a: Vector, b: Vector, room: int, block: int, form: tuple[Values, int]
+) -> None:
+    values, itemsize = form
+    dtype = torch.float32 if itemsize == 4 else torch.float64
+    layout = SparseLayout(capacity=max(1, room, len(a), len(b)), values=values, itemsize=itemsize)
+    residuals = [torch.ones(41, dtype=dtype) for _ in range(block)]
+    results = []
+    for place, residual in enumerate(residuals):
+        message, other = new_message(layout, residual), new_message(layout, residual)
+        write_(message, layout, sparse({i: x / 3 for i, x in a.items()}, dtype))
+        write_(other, layout, sparse({i: x / 3 for i, x in b.items()}, dtype))
+        sent = [plain(read(each, layout)) for each in (message, other)]
+        with using(kind):
+            merge_messages_(message, other, layout, residual, share=(place, block))
+        results.append(message)
+    assert all(torch.equal(each, results[0]) for each in results)
+    assert int(results[0][PASSED]) == len(a) + len(b)
+    total, kept = summed(*sent), plain(read(results[0], layout))
+    assert set(kept) == set(plain(keep_largest(sparse(total, dtype), layout.capacity)[0]))
+    added = torch.stack(residuals).sum(0) - block
+    for i in range(41):
+        assert float(added[i]) + kept.get(i, 0.0) == pytest.approx(total.get(i, 0.0), abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", WITHOUT_TRITON)
+def test_a_message_that_says_not_finite_is_not_merged(kind: str) -> None:
+    layout, residual = SparseLayout(capacity=4), torch.zeros(8)
+    message, other = new_message(layout, residual), new_message(layout, residual)
+    other[COUNT] = NOT_FINITE
+    with using(kind), pytest.raises(NumericError, match="NaN or infinity"):
+        merge_messages_(message, other, layout, residual, share=(0, 1))
 
 
 @given(a=VECTORS, b=VECTORS)

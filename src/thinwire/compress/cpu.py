@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.compress.layout import COUNT, HEADER_WORDS, PASSED
+
 _BLOCK = 128
 """Numbers that are looked at one by one if the largest of them is above the threshold."""
 _CHUNK = 1 << 17
@@ -200,3 +202,65 @@ def merge(
         value[count] = b_value[i]
         count += 1
     return count
+
+
+def merge_messages_(
+    messages: tuple[Tensor, Tensor],
+    values: tuple[Tensor, Tensor],
+    residual: Tensor,
+    capacity: int,
+    share: tuple[int, int],
+) -> bool:
+    """What `thinwire.compress.sparse.merge_messages_` does; False, and nothing done, if one has no entries
+    because a number was not finite."""
+    (message, other), (value, other_value) = (tuple(t.numpy() for t in pair) for pair in (messages, values))
+    sums = np.empty(2 * capacity, value.dtype)
+    bits = sums.view(np.int32 if value.itemsize == 4 else np.int64)
+    marks = capacity, *share, int(np.iinfo(bits.dtype).max), 8 * value.itemsize - 1 - _DIGIT
+    return bool(_merge_messages(message, value, other, other_value, residual.numpy(), (sums, bits), marks))
+
+
+@_compile
+def _merge_messages(
+    message: np.ndarray[Any, Any],
+    value: np.ndarray[Any, Any],
+    other: np.ndarray[Any, Any],
+    other_value: np.ndarray[Any, Any],
+    residual: np.ndarray[Any, Any],
+    room: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    marks: tuple[int, int, int, int, int],
+) -> bool:
+    sums, bits = room
+    capacity, place, block, magnitude, shift = marks
+    own_count, other_count = message[COUNT], other[COUNT]
+    if own_count < 0 or other_count < 0:
+        return False
+    index = np.empty(sums.size, np.int32)
+    count = merge(
+        message[HEADER_WORDS : HEADER_WORDS + own_count],
+        value[:own_count],
+        other[HEADER_WORDS : HEADER_WORDS + other_count],
+        other_value[:other_count],
+        index,
+        sums,
+    )
+    kept = min(count, capacity)
+    rest_index = np.empty(count - kept, np.int32)
+    rest_value = np.empty(count - kept, sums.dtype)
+    _split_largest(
+        index[:count],
+        sums[:count],
+        bits[:count],
+        message[HEADER_WORDS : HEADER_WORDS + kept],
+        value[:kept],
+        rest_index,
+        rest_value,
+        magnitude,
+        shift,
+    )
+    for i in range(rest_index.size):
+        if rest_index[i] % block == place:
+            residual[rest_index[i]] += rest_value[i]
+    message[COUNT] = kept
+    message[PASSED] += other[PASSED]
+    return True

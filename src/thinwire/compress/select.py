@@ -24,6 +24,7 @@ from thinwire.compress.sparse import (
     keep_largest,
     largest_mask,
     merge_largest,
+    merge_messages_,
     new_message,
     read,
     value_part,
@@ -173,3 +174,4 @@ def prepare(like: Tensor) -> None:
     select_(zeros, zeros.clone(), 1.0, message, layout)
     entries = read(message.cpu(), layout)  # on a GPU too, messages are merged by the host
     merge_largest(entries, entries, 1)
+    merge_messages_(message, message.clone(), layout, zeros, share=(0, 1))

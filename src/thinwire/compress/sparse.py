@@ -75,6 +75,34 @@ def write_(message: Tensor, layout: SparseLayout, entries: Sparse) -> None:
     message[PASSED] = count
 
 
+def merge_messages_(
+    message: Tensor, other: Tensor, layout: SparseLayout, residual: Tensor, *, share: tuple[int, int]
+) -> None:
+    """Overwrite a message with the largest entries of its sum with another, as many as it has room for.
+
+    `share` is (place, block): of the other entries, and of what "bf16" cuts off those kept, the ones with an
+    index of `place` modulo `block` are added to the residual. So `block` workers that merge the same two
+    messages, each with another place, keep all of it together.
+    """
+    kernels = cpu_kernels(residual) if layout.values == "fp32" else None
+    if kernels is not None:
+        values = value_part(message, layout), value_part(other, layout)
+        if kernels.merge_messages_((message, other), values, residual, layout.capacity, share):
+            return
+    kept, dropped = merge_largest(read(message, layout), read(other, layout), layout.capacity)
+    passed = message[PASSED] + other[PASSED]
+    write_(message, layout, kept)
+    message[PASSED] = passed
+    add_(residual, _share_of(dropped, *share))
+    if layout.values == "bf16":
+        rounded = Sparse(kept.index, kept.value - read(message, layout).value)
+        add_(residual, _share_of(rounded, *share))
+
+
+def _share_of(entries: Sparse, place: int, block: int) -> Sparse:
+    return _where(entries.index % block == place, entries)
+
+
 # -- arithmetic -----------------------------------------------------------------------------------
 
 

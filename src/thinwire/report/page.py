@@ -81,7 +81,8 @@ def notices(subject: Subject) -> list[str]:
         if sparse_s > dense_s > 0:  # as top-k strategies tell: both are 0 until they know
             said.append(
                 f"{training.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
-                f"every step, sending everything with all-reduce would have taken about {as_seconds(dense_s)}."
+                "every step, sending everything with all-reduce would have taken about "
+                f"{as_seconds(dense_s)}."
             )
     if any(timing.emulated for timing in subject.timings):
         said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")

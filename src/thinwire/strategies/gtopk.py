@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.form import Form
@@ -12,9 +11,6 @@ from thinwire.strategies.sparse.state import SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
 from thinwire.traffic import Round
 from thinwire.wire.base import Wire
-
-if TYPE_CHECKING:
-    from thinwire.compress.sparse import Sparse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,15 +82,11 @@ class GTopK(SparseStrategy):
 
     def _merge_(self, message: Message, inbox: Message, turn: Turn, *, rank: int, block: int) -> None:
         """Overwrite the message with the largest of both; a part of the others stays with this worker."""
-        from thinwire.compress.sparse import Sparse, merge_largest
+        from thinwire.compress.sparse import merge_messages_
 
-        kept, dropped = merge_largest(message.entries(), inbox.entries(), turn.form.layout.capacity)
-        message.write_(kept, message.passed + inbox.passed)
+        share = rank % block, block
+        merge_messages_(message.sparse, inbox.sparse, turn.form.layout, turn.residual, share=share)
         message.tail(turn.residual).add_(inbox.tail(turn.residual))
-        turn.give_back_(_share_of(dropped, rank, block))
-        if self.payload == "bf16":
-            rounded = Sparse(kept.index, kept.value - message.entries().value)
-            turn.give_back_(_share_of(rounded, rank, block))
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         levels = world_size.bit_length() - 1
@@ -108,9 +100,3 @@ class GTopK(SparseStrategy):
         if others:
             yield Round(op="exchange", send_bytes=size, ranks=(0, others))
             yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
-
-
-def _share_of(entries: Sparse, rank: int, block: int) -> Sparse:
-    """What one worker of a block takes, so that they take all of it together."""
-    own = entries.index % block == rank % block
-    return type(entries)(entries.index[own], entries.value[own])
