@@ -18,7 +18,7 @@ from thinwire.compress.sparse import index_part, value_part
 
 _BLOCK = 2048
 """Numbers that one program of the first kernel looks at; their places in it fit into int16."""
-_WARPS = 8
+_WARPS = 4
 _TILE = 64
 """Blocks that one program of the second kernel moves entries of ..."""
 _SLOTS = 16

@@ -172,6 +172,7 @@ def prepare(like: Tensor) -> None:
     zeros = like.new_zeros(4096)
     message = new_message(layout, zeros)
     select_(zeros, zeros.clone(), 1.0, message, layout)
-    entries = read(message.cpu(), layout)  # on a GPU too, messages are merged by the host
+    message = message.cpu()  # on a GPU too, messages are merged by the host
+    entries = read(message, layout)
     merge_largest(entries, entries, 1)
     merge_messages_(message, message.clone(), layout, zeros, share=(0, 1))
