@@ -131,6 +131,7 @@ def measure_wire(
             workers=(world_size,),
             scale=own_scale,
             rates_bits_per_s=tuple(rate / stretch for rate in config.rates_bits_per_s),
+            block_s=config.block_s * stretch,
             nets=(NET.format(forward=0.1 * stretch, backward=0.2 * stretch),),
         )
         setting = prepare(stretched, [AUTO, BASELINE])
