@@ -7,10 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from tests.worlds import run_threads
+from tests.worlds import run_processes
 from thinwire.strategies.base import Strategy
-from thinwire.wire.threads import ThreadWire
 
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
 STRATEGIES = [
     tw.TopK(density=0.01, exact=True),
     tw.GTopK(density=0.01, exact=True),
@@ -20,12 +23,12 @@ STRATEGIES = [
 ]
 
 
-def weights(strategy: Strategy, wire: ThreadWire, device: str) -> list[Tensor]:
+def weights(strategy: Strategy, device: str) -> list[Tensor]:
     """After some steps on this device."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 200), nn.Tanh(), nn.Linear(200, 10)).double().to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    with tw.attach(model, optimizer, strategy, process_group=wire, bucket_bytes=100_000) as link:
+    with tw.attach(model, optimizer, strategy, bucket_bytes=100_000) as link:
         for step in range(20):
             generator = torch.Generator().manual_seed(100 * step + link.rank)
             inputs = torch.randn(16, 300, generator=generator, dtype=torch.float64).to(device)
@@ -35,13 +38,12 @@ def weights(strategy: Strategy, wire: ThreadWire, device: str) -> list[Tensor]:
     return [parameter.detach().cpu().clone() for parameter in model.parameters()]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 def test_all_workers_step_alike(strategy: Strategy) -> None:
-    ours = run_threads(3, lambda wire: weights(strategy, wire, "cuda"))
+    ours = run_processes(3, weights, strategy, "cuda")
     for other in ours[1:]:
         assert all(torch.equal(a, b) for a, b in zip(ours[0], other, strict=True))
     if getattr(strategy, "exact", False):  # thresholds come from samples, which may differ
-        host = run_threads(3, lambda wire: weights(strategy, wire, "cpu"))
+        host = run_processes(3, weights, strategy, "cpu")
         for a, b in zip(ours[0], host[0], strict=True):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
