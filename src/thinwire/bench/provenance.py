@@ -16,7 +16,7 @@ from thinwire.recipes.config import versions
 def provenance() -> dict[str, Any]:
     """Everything about a measurement that is not its own config or data."""
     return {
-        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "command": [Path(part).name if part.startswith("/") else part for part in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "commit": _git("rev-parse", "HEAD"),
         "changed_files": _git("status", "--porcelain", "--untracked-files=no").splitlines(),
