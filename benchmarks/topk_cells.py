@@ -31,11 +31,11 @@ class Part:
 
 
 PARTS: Mapping[str, Part] = {
-    "vgg16": Part(scale=1 / 8, worker_s=0.07),
-    "resnet50": Part(scale=1 / 8, worker_s=0.12),
-    "alexnet": Part(scale=1 / 32, worker_s=0.045),
-    "resnet20": Part(scale=1.0, worker_s=0.025),
-    "lstm-ptb": Part(scale=1 / 32, worker_s=0.055),
+    "vgg16": Part(scale=1 / 8, worker_s=0.14),
+    "resnet50": Part(scale=1 / 8, worker_s=0.15),
+    "alexnet": Part(scale=1 / 32, worker_s=0.1),
+    "resnet20": Part(scale=1.0, worker_s=0.05),
+    "lstm-ptb": Part(scale=1 / 32, worker_s=0.1),
 }
 SHORTENED_S = 1.0
 """A step that is longer by itself need not be longer than this, or than its workers need."""

@@ -17,5 +17,8 @@ STRATEGIES: dict[str, Strategy] = {
 
 def all_rivals() -> dict[str, System]:
     """What `thinwire.bench` looks for in a module of systems."""
-    ours = {name: Ours(name, strategy, scaled_buckets=True) for name, strategy in STRATEGIES.items()}
+    # They do not adapt to the wire: in their first six steps they only find out whether they pay on it.
+    ours = {
+        name: Ours(name, strategy, scaled_buckets=True, adapts=False) for name, strategy in STRATEGIES.items()
+    }
     return {**ours, BASELINE: Ddp(scaled_buckets=True)}

@@ -135,13 +135,14 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
                 wrapped(torch.ones(2, 1)).mean().backward()
                 stepper.step()
 
-        adapts = link is not None and link.strategy.adapts_in > 0
+        steps_to_adapt = _steps_to_adapt(system, link)
+        adapts = link is not None and link.strategy.adapts_in > 0 and steps_to_adapt > 0
         if not adapts:  # else it would adapt to a wire and to layers that are not those of the cell
             with model.instant():
                 train(WARM_UP_STEPS)
         rate = cell.rate_bits_per_s
         paths.set_rate(None if rate is None else rate * scale)
-        train(_steps_to_adapt(link))
+        train(steps_to_adapt)
         settle_s = _settle(model, train, 1 if adapts else system.period)
         steps = num_steps(timed_s=timed_s, period=system.period, settle_s=settle_s, compute_s=compute_s(cell))
         dist.barrier()
@@ -154,9 +155,9 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
         return _of_everyone(block, system, before, after, steps, paths, full, link is not None)
 
 
-def _steps_to_adapt(link: Link | None) -> int:
+def _steps_to_adapt(system: System, link: Link | None) -> int:
     """How many steps at the rate that counts a strategy of ours takes to adapt to it."""
-    if link is None:
+    if link is None or not isinstance(system, Ours) or not system.adapts:
         return 0
     orders = link.strategy.overlap == "forward"
     return 2 * FIRST_AGREEMENT - WARM_UP_STEPS if orders else link.strategy.adapts_in

@@ -82,6 +82,8 @@ class Ours:
     strategy: Strategy
     scaled_buckets: bool = False
     """With an emulated net at a scale: buckets shrink along, so that there are as many as at full size."""
+    adapts: bool = True
+    """Whether a strategy that adapts to the wire, or judges it, has steps for that before it is timed."""
 
     @property
     def period(self) -> int:
