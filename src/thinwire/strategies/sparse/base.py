@@ -193,7 +193,7 @@ class SparseStrategy(Strategy):
             threshold = state.threshold.before(turn.index, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
         message.tail(turn.residual).copy_(turn.tail)
-        message = message.on_host()
+        message = message.to(turn.device)
         if not self.exact:
             state.threshold.after(turn.index, message.sparse)
         if message.count == NOT_FINITE:
@@ -249,7 +249,8 @@ class SparseStrategy(Strategy):
                 total(self._rounds(each, sizes, world_size), rank=0, world_size=world_size).sent_bytes
                 for each in (forms, dense)
             ]
-            return forms if sent[0] < sent[1] else dense
+            # Half the bytes are not worth selecting and merging so many numbers.
+            return forms if 2 * sent[0] < sent[1] else dense
         if step - self.warmup_steps in PROBES:
             forms[numels.index(max(numels))] = None
         return forms

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 from thinwire.compress.layout import COUNT, PASSED
 from thinwire.strategies.sparse.form import Form
 
+MOST_ON_HOST = 1 << 16
+"""Entries of a message up to which the host is faster than a GPU."""
 TAGS = 64
 """That belong to one bucket; more than it has exchanges with any number of workers."""
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from thinwire.compress.sparse import Sparse
@@ -22,8 +25,8 @@ if TYPE_CHECKING:
 class Message:
     """What travels: `form.num_words` words.
 
-    Numbers are selected where they are, on a GPU too; then their message, a thousandth of them, goes to the
-    host, which looks into it, merges and sends it without a GPU that has to start for each of it.
+    Numbers are selected where they are. On a GPU their message, a thousandth of them, then goes to the host,
+    which looks into it, merges and sends it faster than kernels can be started for all that.
     """
 
     words: Tensor
@@ -38,8 +41,8 @@ class Message:
         """The part that travels as it is, a view with the dtype of `like`."""
         return self.words[self.form.layout.num_words :].view(like.dtype)[: self.form.tail]
 
-    def on_host(self) -> Message:
-        return Message(self.words.cpu(), self.form)
+    def to(self, device: torch.device) -> Message:
+        return Message(self.words.to(device), self.form)
 
     @property
     def count(self) -> int:
@@ -93,11 +96,18 @@ class Turn:
 
         return Message(new_words(self.form.num_words, self.residual.device), self.form)
 
+    @property
+    def device(self) -> torch.device:
+        """Where messages are looked into and merged."""
+        home = self.lossy.device
+        small = not self.is_meta and self.form.layout.capacity <= MOST_ON_HOST
+        return type(home)("cpu") if small else home
+
     def new_words(self, count: int) -> Tensor:
-        """Room for messages of so many words on the host, all zero."""
+        """Room for messages of so many words there, all zero."""
         from thinwire.compress.sparse import new_words
 
-        return new_words(count, self.lossy.device if self.is_meta else "cpu")
+        return new_words(count, self.device)
 
     def give_back_(self, entries: Sparse) -> None:
         """What is not applied stays to be sent later."""
