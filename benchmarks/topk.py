@@ -1,6 +1,6 @@
 """TopK, GTopK and OkTopK beside DDP on the nets of the gTop-k paper, at 1 Gbit/s.
 
-    python -m benchmarks.topk            about 30 minutes on 2 quiet cores
+    python -m benchmarks.topk            about 32 minutes on 2 quiet cores
     python -m benchmarks.topk --quick    about 2 minutes; shows that it works, not a result
     python -m benchmarks.topk --nets vgg16 resnet50 --workers 32
 
