@@ -42,8 +42,7 @@ class Ddp:
         cap_mb: float | None = self.bucket_cap_mb
         if self.scaled_buckets and isinstance(model, Emulated) and model.net.scale < 1:
             cap_mb = (cap_mb or DEFAULT_CAP_MB) * model.net.scale
-        # torch says that it wants whole ones, and takes any
-        return joined(DistributedDataParallel(model, bucket_cap_mb=cap_mb), optimizer)  # type: ignore[arg-type]
+        return joined(DistributedDataParallel(model, bucket_cap_mb=cap_mb), optimizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

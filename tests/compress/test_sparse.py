@@ -89,15 +89,14 @@ def test_messages_are_merged_in_place_and_a_block_keeps_the_rest_together(
     dtype = torch.float32 if itemsize == 4 else torch.float64
     layout = SparseLayout(capacity=max(1, room, len(a), len(b)), values=values, itemsize=itemsize)
     residuals = [torch.ones(41, dtype=dtype) for _ in range(block)]
-    results = []
+    message, other = new_message(layout, residuals[0]), new_message(layout, residuals[0])
+    write_(message, layout, sparse({i: x / 3 for i, x in a.items()}, dtype))
+    write_(other, layout, sparse({i: x / 3 for i, x in b.items()}, dtype))
+    sent = [plain(read(each, layout)) for each in (message, other)]
+    results = [message.clone() for _ in residuals]
     for place, residual in enumerate(residuals):
-        message, other = new_message(layout, residual), new_message(layout, residual)
-        write_(message, layout, sparse({i: x / 3 for i, x in a.items()}, dtype))
-        write_(other, layout, sparse({i: x / 3 for i, x in b.items()}, dtype))
-        sent = [plain(read(each, layout)) for each in (message, other)]
         with using(kind):
-            merge_messages_(message, other, layout, residual, share=(place, block))
-        results.append(message)
+            merge_messages_(results[place], other, layout, residual, share=(place, block))
     assert all(torch.equal(each, results[0]) for each in results)
     assert int(results[0][PASSED]) == len(a) + len(b)
     total, kept = summed(*sent), plain(read(results[0], layout))

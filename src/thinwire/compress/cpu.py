@@ -215,8 +215,9 @@ def merge_messages_(
     because a number was not finite."""
     (message, other), (value, other_value) = (tuple(t.numpy() for t in pair) for pair in (messages, values))
     sums = np.empty(2 * capacity, value.dtype)
-    bits = sums.view(np.int32 if value.itemsize == 4 else np.int64)
-    marks = capacity, *share, int(np.iinfo(bits.dtype).max), 8 * value.itemsize - 1 - _DIGIT
+    num_bits = 8 * value.itemsize
+    bits = sums.view(f"i{value.itemsize}")
+    marks = capacity, *share, (1 << (num_bits - 1)) - 1, num_bits - 1 - _DIGIT
     return bool(_merge_messages(message, value, other, other_value, residual.numpy(), (sums, bits), marks))
 
 
