@@ -1,10 +1,11 @@
-"""Compiles the kernels for GPUs, for an H100 or H200 that need not be here: python -m tests.compress.compiling
+"""Compiles the kernels for GPUs, for an H200 that need not be here: python -m tests.compress.compiling
 
 In a process of its own, because Triton's interpreter, which the other tests use, changes Triton's language.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import triton
@@ -33,12 +34,12 @@ def main() -> None:
     for residual, gradient in (("*fp32", "*fp32"), ("*fp32", "*bf16"), ("*fp64", "*fp64")):
         types = {**WORDS, **FIRST, "residual": residual, "gradient": gradient}
         compile_kernel(gpu._accumulate, types, {"BLOCK": gpu._BLOCK})
-        print("the first,", residual, gradient)
+        sys.stdout.write(f"the first, {residual} {gradient}\n")
     sizes = {"BLOCK": gpu._BLOCK, "TILE": gpu._TILE, "SLOTS": gpu._SLOTS}
     for rounded, value in ((False, "*fp32"), (True, "*i16")):
         types = {**WORDS, **SECOND, "residual": "*fp32", "value": value}
         compile_kernel(gpu._move, types, {**sizes, "ROUNDED": rounded})
-        print("the second,", value)
+        sys.stdout.write(f"the second, {value}\n")
 
 
 if __name__ == "__main__":
