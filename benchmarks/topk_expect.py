@@ -14,8 +14,7 @@ import torch.distributed as dist
 from torch.nn import Parameter
 
 import thinwire as tw
-from benchmarks.rivals.ddp import DEFAULT_CAP_MB
-from benchmarks.topk_systems import STRATEGIES
+from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES
 from thinwire.bench.systems import BASELINE, bucket_bytes_at_scale
 from thinwire.engine.buckets import make_buckets
 from thinwire.hosts.description import Description, Host, describe
@@ -87,7 +86,7 @@ def strategy_of(system: str) -> Strategy:
 def bucket_bytes(system: str, net: Net, workers: int) -> int:
     """As large as this system's buckets of this net are."""
     if system == BASELINE:
-        return round((DEFAULT_CAP_MB << 20) * net.scale)
+        return round((DDP_BUCKET_MB << 20) * net.scale)
     return bucket_bytes_at_scale(net, strategy_of(system), workers)
 
 

@@ -12,10 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from benchmarks.rivals import Joined
-from thinwire.lab.emulate import Emulated
-
-DEFAULT_CAP_MB = 25
-"""torch's own."""
 
 
 @contextmanager
@@ -31,18 +27,13 @@ class Ddp:
     name: str = "ddp"
     bucket_cap_mb: int | None = None
     """torch's own: 25 MiB, the first one 1 MiB; given as 25, the first one would be as large."""
-    scaled_buckets: bool = False
-    """With an emulated net at a scale: buckets shrink along."""
     period: int = 1
 
     def available(self) -> str | None:
         return None
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
-        cap_mb: float | None = self.bucket_cap_mb
-        if self.scaled_buckets and isinstance(model, Emulated) and model.net.scale < 1:
-            cap_mb = (cap_mb or DEFAULT_CAP_MB) * model.net.scale
-        return joined(DistributedDataParallel(model, bucket_cap_mb=cap_mb), optimizer)
+        return joined(DistributedDataParallel(model, bucket_cap_mb=self.bucket_cap_mb), optimizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
