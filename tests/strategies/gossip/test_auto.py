@@ -14,8 +14,8 @@ MENU = Menu({"fp32": 4 * MODEL, "bf16": 2 * MODEL, "int8": MODEL + 40_000}, 260)
 FIRST = Pick("int8", round(FIRST_SHARE * 260))
 
 
-def report(bytes_per_s: float, compute_s: float, waited_s: float = 0.0, lag: float = 0.0) -> Report:
-    return Report(1 / bytes_per_s, 1 / bytes_per_s + lag, compute_s, waited_s)
+def report(bytes_per_s: float, compute_s: float, waited_s: float = 0.0, num_bytes: float = 0.0) -> Report:
+    return Report(1 / bytes_per_s, 1 / bytes_per_s, compute_s, waited_s, num_bytes)
 
 
 def play(
@@ -101,6 +101,12 @@ def test_small_changes_are_not_worth_it_and_waiting_is() -> None:
     waited, caution = agree([report(1e6 * 104 / fits, 0.3, waited_s=0.05)], now, 1.0, MENU)
     assert waited.num_cells < 100
     assert caution < 1
+    # Not so if rounds were larger than what is known now to fit: the wire is as fast as it is measured.
+    too_much, caution = agree(
+        [report(1e6 * 60 / fits, 0.3, waited_s=0.2, num_bytes=100 / 260 * MODEL)], now, 1.0, MENU
+    )
+    assert too_much.num_cells == pytest.approx(60, abs=1)
+    assert caution == 1
 
 
 def test_nothing_measured_changes_nothing() -> None:

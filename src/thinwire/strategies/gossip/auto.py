@@ -44,12 +44,14 @@ class Report:
     compute_s: float
     """From launch to landing, without the time that was waited there."""
     waited_s: float
+    num_bytes: float
+    """That have come."""
 
     def numbers(self) -> list[float]:
-        return [self.spread_s, self.whole_s, self.compute_s, self.waited_s]
+        return [self.spread_s, self.whole_s, self.compute_s, self.waited_s, self.num_bytes]
 
 
-NOTHING = Report(0.0, 0.0, 0.0, 0.0)
+NOTHING = Report(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class Gauge:
@@ -85,6 +87,7 @@ class Gauge:
                 whole_s=whole_s,
                 compute_s=now_s - self._began_s - self._waited_s,
                 waited_s=self._waited_s,
+                num_bytes=num_bytes,
             )
         )
 
@@ -132,7 +135,9 @@ def agree(reports: Sequence[Report], now: Pick, caution: float, menu: Menu) -> t
     seconds_per_byte = max(pacemaker.whole_s, *(report.spread_s for report in reports))
     if seconds_per_byte <= 0 or pacemaker.compute_s <= 0:
         return now, caution
-    stalled = pacemaker.waited_s > STALLED * pacemaker.compute_s
+    # Rounds that were too large, because less was known of the wire when they were picked, say nothing of it.
+    fitted = pacemaker.num_bytes * seconds_per_byte <= FILL * pacemaker.compute_s
+    stalled = fitted and pacemaker.waited_s > STALLED * pacemaker.compute_s
     caution = max(0.25, 0.85 * caution) if stalled else min(1.0, 1.05 * caution)
     wanted = menu.best(FILL * caution * pacemaker.compute_s / seconds_per_byte, now)
     close = abs(wanted.num_cells - now.num_cells) <= DEAD_BAND * now.num_cells
