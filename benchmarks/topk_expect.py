@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.nn import Parameter
 
 import thinwire as tw
-from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES
-from thinwire.bench.systems import BASELINE, bucket_bytes_at_scale
+from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES, bucket_bytes_at_scale
+from thinwire.bench.systems import BASELINE
 from thinwire.engine.buckets import make_buckets
 from thinwire.hosts.description import Description, Host, describe
 from thinwire.lab.control import Control

@@ -9,16 +9,8 @@ import pytest
 import torch
 from torch.nn import Parameter
 
-from thinwire.bench.systems import (
-    Ours,
-    bucket_bytes_at_scale,
-    choose,
-    family_of,
-    find,
-    load_rivals,
-    ours,
-    standard_names,
-)
+from benchmarks.topk_systems import bucket_bytes_at_scale
+from thinwire.bench.systems import Ours, choose, family_of, find, load_rivals, ours, standard_names
 from thinwire.engine.buckets import make_buckets
 from thinwire.errors import SettingError
 from thinwire.lab.nets import Net, parse_net

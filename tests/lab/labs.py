@@ -1,11 +1,20 @@
-"""Whether this machine lets us make labs."""
+"""Whether this machine lets us make labs, and a script on all hosts of one."""
 
 from __future__ import annotations
+
+import os
+import textwrap
+from pathlib import Path
 
 import pytest
 
 from thinwire.errors import ThinwireError
+from thinwire.hosts.description import describe
+from thinwire.lab.job import Job, Outcome
 from thinwire.lab.namespaces import enter_command
+from thinwire.lab.run import run
+
+ROOT = Path(__file__).parents[2]
 
 
 def _reason_not() -> str:
@@ -18,3 +27,15 @@ def _reason_not() -> str:
 
 _WHY_NOT = _reason_not()
 needs_lab = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
+
+
+def run_script(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, hosts: int) -> Outcome:
+    """What becomes of a script on hosts with paths of 1 Gbit/s; it imports the thinwire under test."""
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"), prepend=os.pathsep)
+    file = folder / "script.py"
+    file.write_text(textwrap.dedent(script))
+    outcome = run(
+        Job(description=describe(hosts=hosts, rate="1gbit"), command=(str(file),), time_limit_s=200)
+    )
+    assert outcome.exit_code == 0
+    return outcome

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.lab.labs import needs_lab
-from thinwire.hosts.description import describe
-from thinwire.lab.job import Job
-from thinwire.lab.run import run
+from tests.lab.labs import needs_lab, run_script
 
 pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 
@@ -62,12 +57,7 @@ SCRIPT = """
 def test_metered_bytes_are_what_the_interfaces_count(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "src"), prepend=os.pathsep)
-    script = tmp_path / "meter.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    description = describe(hosts=hosts, rate="1gbit")
-    outcome = run(Job(description=description, command=(str(script),), time_limit_s=200))
-    assert outcome.exit_code == 0
+    outcome = run_script(SCRIPT, tmp_path, monkeypatch, hosts=hosts)
     assert len(outcome.reports) == 6 * hosts
     wrong = []
     for name, rank, metered, counted in outcome.reports:

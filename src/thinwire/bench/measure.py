@@ -135,14 +135,13 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
                 wrapped(torch.ones(2, 1)).mean().backward()
                 stepper.step()
 
-        steps_to_adapt = _steps_to_adapt(system, link)
-        adapts = link is not None and link.strategy.adapts_in > 0 and steps_to_adapt > 0
+        adapts = isinstance(system, Ours) and system.adapts_in > 0
         if not adapts:  # else it would adapt to a wire and to layers that are not those of the cell
             with model.instant():
                 train(WARM_UP_STEPS)
         rate = cell.rate_bits_per_s
         paths.set_rate(None if rate is None else rate * scale)
-        train(steps_to_adapt)
+        train(_steps_to_adapt(system))
         settle_s = _settle(model, train, 1 if adapts else system.period)
         steps = num_steps(timed_s=timed_s, period=system.period, settle_s=settle_s, compute_s=compute_s(cell))
         dist.barrier()
@@ -155,12 +154,12 @@ def _time_block(block: Block, system: System, paths: Paths, scale: float, timed_
         return _of_everyone(block, system, before, after, steps, paths, full, link is not None)
 
 
-def _steps_to_adapt(system: System, link: Link | None) -> int:
+def _steps_to_adapt(system: System) -> int:
     """How many steps at the rate that counts a strategy of ours takes to adapt to it."""
-    if link is None or not isinstance(system, Ours) or not system.adapts:
+    if not isinstance(system, Ours):
         return 0
-    orders = link.strategy.overlap == "forward"
-    return 2 * FIRST_AGREEMENT - WARM_UP_STEPS if orders else link.strategy.adapts_in
+    orders = system.strategy.overlap == "forward"
+    return 2 * FIRST_AGREEMENT - WARM_UP_STEPS if orders else system.adapts_in
 
 
 def _settle(model: Emulated, train: Callable[[int], None], period: int) -> float:

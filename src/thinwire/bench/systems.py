@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from thinwire.errors import SettingError
-from thinwire.lab.nets import Net
 from thinwire.strategies import registry
 from thinwire.strategies.base import Strategy, overrides
 
@@ -80,10 +79,6 @@ class Ours:
 
     name: str
     strategy: Strategy
-    scaled_buckets: bool = False
-    """With an emulated net at a scale: buckets shrink along, so that there are as many as at full size."""
-    adapts: bool = True
-    """Whether a strategy that adapts to the wire, or judges it, has steps for that before it is timed."""
 
     @property
     def period(self) -> int:
@@ -95,35 +90,23 @@ class Ours:
         talks = overrides(self.strategy, "reduce") or overrides(self.strategy, "mix")
         return self.strategy.replicas_agree or not talks
 
+    @property
+    def adapts_in(self) -> int:
+        """Steps that it takes to adapt to a wire, before it is timed."""
+        return self.strategy.adapts_in
+
     def available(self) -> str | None:
         return None
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Link:
         from thinwire.engine.attach import attach
 
-        return attach(model, optimizer, self.strategy, bucket_bytes=self._bucket_bytes(model))
-
-    def _bucket_bytes(self, model: nn.Module) -> int | None:
-        from torch.distributed import get_world_size
-
-        from thinwire.lab.emulate import Emulated
-
-        if self.scaled_buckets and isinstance(model, Emulated):
-            return bucket_bytes_at_scale(model.net, self.strategy, get_world_size())
-        return None
+        return attach(model, optimizer, self.strategy)
 
     @contextmanager
     def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
         with self.attach(model, optimizer):
             yield model, optimizer
-
-
-def bucket_bytes_at_scale(net: Net, strategy: Strategy, world_size: int) -> int:
-    """How large buckets have to be for as many as the net has that this one stands for."""
-    from thinwire.engine.attach import usual_bucket_bytes
-
-    whole = round(4 * net.num_params / net.scale)
-    return round(usual_bucket_bytes(whole, strategy, world_size) * net.scale)
 
 
 def ours(name: str) -> Ours:

@@ -5,16 +5,11 @@ The wire's own meter says the same for up to 33 workers, to the byte: test_conse
 
 from __future__ import annotations
 
-import os
-import textwrap
 from pathlib import Path
 
 import pytest
 
-from tests.lab.labs import needs_lab
-from thinwire.hosts.description import describe
-from thinwire.lab.job import Job
-from thinwire.lab.run import run
+from tests.lab.labs import needs_lab, run_script
 
 pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 
@@ -65,13 +60,7 @@ def test_stated_bytes_are_what_the_interfaces_count(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 5 %, of which nothing is taken off: headers are in it."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3] / "src"), prepend=os.pathsep)
-    script = tmp_path / "traffic.py"
-    script.write_text(textwrap.dedent(SCRIPT))
-    outcome = run(
-        Job(description=describe(hosts=hosts, rate="1gbit"), command=(str(script),), time_limit_s=200)
-    )
-    assert outcome.exit_code == 0
+    outcome = run_script(SCRIPT, tmp_path, monkeypatch, hosts=hosts)
     assert len(outcome.reports) == 3 * hosts
     wrong = [
         f"{name} on worker {rank}: stated {stated}, counted {counted:.0f}"
