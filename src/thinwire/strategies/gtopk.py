@@ -77,7 +77,7 @@ class GTopK(SparseStrategy):
             elif hop.receives:
                 message = inbox
         if not turn.is_meta:
-            state.passed[turn.index] += message.passed
+            state.weights[turn.index] = 1.0 + message.passed
             turn.finish_([message.entries()], message.tail(turn.residual), wire.world_size)
 
     def _merge_(self, message: Message, inbox: Message, turn: Turn, *, rank: int, block: int) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.strategies.base import Strategy
-from thinwire.strategies.sparse.base import DIVIDE_EVERY, SparseStrategy
+from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.gather import gather, gather_rounds
 from thinwire.strategies.sparse.state import SparseState
@@ -18,6 +18,9 @@ from thinwire.wire.base import Wire
 
 if TYPE_CHECKING:
     from thinwire.compress.sparse import Sparse
+
+MOVE_EVERY = 16
+"""Steps after which the borders of regions move."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,8 +80,8 @@ class OkTopK(SparseStrategy):
         turn.give_back_(without(sent, sums.index))
         tail = results.tails(turn.residual).reshape(-1)[: turn.tail.numel()]
         turn.finish_([sums], tail, world_size)
-        state.passed[turn.index] += results.passed
-        if state.step % DIVIDE_EVERY == 0:
+        state.weights[turn.index] = 1.0 + results.passed
+        if state.step % MOVE_EVERY == 0:
             before, now = state.regions[turn.index], even_starts(sums.index, world_size)
             if now:  # half the way: one step is only a sample
                 state.regions[turn.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]

@@ -30,7 +30,7 @@ class TopK(SparseStrategy):
         everyones = Rows(await gather(message.words, wire, tag=turn.tag), turn.form)
         if turn.is_meta:
             return
-        state.passed[turn.index] += everyones.passed
+        state.weights[turn.index] = 1.0 + everyones.passed
         # One after another, not all at once: on a GPU too, all workers get the same bits.
         sums = (each.entries() for each in everyones.messages())
         turn.finish_(sums, everyones.tails(turn.residual).sum(0), wire.world_size)

@@ -22,10 +22,8 @@ from thinwire.wire.base import Wire, Work, take_off
 if TYPE_CHECKING:
     from torch import Tensor
 
-AIM = 0.8
+AIM = 0.9
 """Part of the room in messages that the threshold aims to fill, since what passes it varies."""
-DIVIDE_EVERY = 16
-"""Steps after which room is divided anew among buckets, and regions among owners."""
 QUANTUM = 4
 """Room is counted in so many entries, so that no message needs padding."""
 
@@ -108,7 +106,6 @@ class SparseStrategy(Strategy):
             velocities=whole,
             threshold=new_threshold(residuals),
             weights=[float(numel) for numel in numels],
-            passed=[0.0] * len(buckets),
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
@@ -143,9 +140,6 @@ class SparseStrategy(Strategy):
     def _begin(self, state: SparseState, wire: Wire) -> None:
         """A step begins: how much room its messages have."""
         state.step += 1
-        if state.step % DIVIDE_EVERY == 0 and any(state.passed):
-            state.weights = [1.0 + passed for passed in state.passed]
-            state.passed = [0.0] * len(state.passed)
         fixed = state.fixed
         sizes = Sizes(
             tuple((b.gradient.numel(), b.gradient.element_size()) for b in fixed.buckets),
@@ -237,6 +231,9 @@ class SparseStrategy(Strategy):
     def _forms(self, sizes: Sizes, weights: Sequence[float], step: int, world_size: int) -> list[Form | None]:
         """What the messages of a step look like; None: that bucket goes dense."""
         numels, quantum = _lossy(sizes), self.quantum(world_size)
+        probing = step - self.warmup_steps in PROBES
+        if probing:  # what the others then have room for is to be known beforehand, too
+            weights = [float(numel) for numel in numels]
         room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
         rooms = divide_room(numels, weights, room, quantum)
         forms = [
@@ -251,7 +248,7 @@ class SparseStrategy(Strategy):
             ]
             # Half the bytes are not worth selecting and merging so many numbers.
             return forms if 2 * sent[0] < sent[1] else dense
-        if step - self.warmup_steps in PROBES:
+        if probing:
             forms[numels.index(max(numels))] = None
         return forms
 

@@ -44,9 +44,8 @@ class SparseState:
     """With momentum correction: what momentum has made of this worker's gradients."""
     threshold: Threshold
     weights: list[float]
-    """How the room in messages is divided; the same on all workers."""
-    passed: list[float]
-    """How many numbers passed the threshold since then, summed over workers; the same on all of them."""
+    """How the room in messages is divided: how many numbers passed the threshold when this bucket was last
+    selected from, over all workers, plus 1; the same on all of them."""
     regions: list[list[int]]
     """With owners: where the region of each of them begins; the same on all workers."""
     step: int = -1
