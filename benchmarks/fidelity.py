@@ -64,6 +64,7 @@ def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadl
         ),
         latency_s=arguments.latency_ms / 1e3,
         compute_s=arguments.compute,
+        bucket_bytes=None if arguments.bucket_mb is None else round(arguments.bucket_mb * 2**20),
     )
     for name in arguments.recipes.split(","):
         recipe = registry.get(name)
@@ -208,6 +209,7 @@ class Study:
             **self.used.summary(),
             "wall_s": self.wall_s,
             "jobs": self.arguments.jobs,
+            "bucket_mb": self.arguments.bucket_mb,
             "failures": self.failures,
         }
         result = {"parts": [*self.parts, part], "runs": [asdict(run) for run in self.runs]}
@@ -245,6 +247,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--slow", default="", metavar="HOST=SPEED", help="a host that computes slower: 7=0.5")
     parser.add_argument("--latency-ms", type=float, default=0.4)
     parser.add_argument("--compute", type=float, default=0.2, help="seconds per step of a worker (0.2)")
+    parser.add_argument("--bucket-mb", type=float, help="size of buckets; large ones are simulated faster")
     parser.add_argument("--limit", type=float, default=560, help="seconds after which runs are ended (560)")
     parser.add_argument("--resume", type=Path, metavar="FILE", help="an earlier result to go on with")
     parser.add_argument(

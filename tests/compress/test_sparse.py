@@ -96,7 +96,7 @@ def test_messages_are_merged_in_place_and_a_block_keeps_the_rest_together(
     results = [message.clone() for _ in residuals]
     for place, residual in enumerate(residuals):
         with using(kind):
-            merge_messages_(results[place], other, layout, residual, share=(place, block))
+            add_(residual, merge_messages_(results[place], other, layout, share=(place, block)))
     assert all(torch.equal(each, results[0]) for each in results)
     assert int(results[0][PASSED]) == len(a) + len(b)
     total, kept = summed(*sent), plain(read(results[0], layout))
@@ -112,7 +112,7 @@ def test_a_message_that_says_not_finite_is_not_merged(kind: str) -> None:
     message, other = new_message(layout, residual), new_message(layout, residual)
     other[COUNT] = NOT_FINITE
     with using(kind), pytest.raises(NumericError, match="NaN or infinity"):
-        merge_messages_(message, other, layout, residual, share=(0, 1))
+        merge_messages_(message, other, layout, share=(0, 1))
 
 
 @given(a=VECTORS, b=VECTORS)

@@ -144,7 +144,8 @@ def simulate(
             jitter=jitter,
             recovery_s=parse_duration(recovery, field="recovery"),
             max_steps=steps,
-            **times,
+            latency_s=times["latency_s"],
+            uplink_latency_s=times["uplink_latency_s"],
         )
         for n in counts
     }

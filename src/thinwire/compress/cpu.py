@@ -205,20 +205,19 @@ def merge(
 
 
 def merge_messages_(
-    messages: tuple[Tensor, Tensor],
-    values: tuple[Tensor, Tensor],
-    residual: Tensor,
-    capacity: int,
-    share: tuple[int, int],
-) -> bool:
-    """What `thinwire.compress.sparse.merge_messages_` does; False, and nothing done, if one has no entries
+    messages: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor], capacity: int, share: tuple[int, int]
+) -> tuple[Tensor, Tensor] | None:
+    """What `thinwire.compress.sparse.merge_messages_` does; None, and nothing done, if one has no entries
     because a number was not finite."""
     (message, other), (value, other_value) = (tuple(t.numpy() for t in pair) for pair in (messages, values))
     sums = np.empty(2 * capacity, value.dtype)
     num_bits = 8 * value.itemsize
     bits = sums.view(f"i{value.itemsize}")
+    rest = torch.empty(capacity, dtype=torch.int32), values[0].new_empty(capacity)
+    room = sums, bits, rest[0].numpy(), rest[1].numpy()
     marks = capacity, *share, (1 << (num_bits - 1)) - 1, num_bits - 1 - _DIGIT
-    return bool(_merge_messages(message, value, other, other_value, residual.numpy(), (sums, bits), marks))
+    count = _merge_messages(message, value, other, other_value, room, marks)
+    return None if count < 0 else (rest[0][:count], rest[1][:count])
 
 
 @_compile
@@ -227,15 +226,14 @@ def _merge_messages(
     value: np.ndarray[Any, Any],
     other: np.ndarray[Any, Any],
     other_value: np.ndarray[Any, Any],
-    residual: np.ndarray[Any, Any],
-    room: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]],
+    room: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]],
     marks: tuple[int, int, int, int, int],
-) -> bool:
-    sums, bits = room
+) -> int:
+    sums, bits, rest_index, rest_value = room
     capacity, place, block, magnitude, shift = marks
     own_count, other_count = message[COUNT], other[COUNT]
     if own_count < 0 or other_count < 0:
-        return False
+        return -1
     index = np.empty(sums.size, np.int32)
     count = merge(
         message[HEADER_WORDS : HEADER_WORDS + own_count],
@@ -246,22 +244,23 @@ def _merge_messages(
         sums,
     )
     kept = min(count, capacity)
-    rest_index = np.empty(count - kept, np.int32)
-    rest_value = np.empty(count - kept, sums.dtype)
     _split_largest(
         index[:count],
         sums[:count],
         bits[:count],
         message[HEADER_WORDS : HEADER_WORDS + kept],
         value[:kept],
-        rest_index,
-        rest_value,
+        rest_index[: count - kept],
+        rest_value[: count - kept],
         magnitude,
         shift,
     )
-    for i in range(rest_index.size):
+    own_rest = 0
+    for i in range(count - kept):
         if rest_index[i] % block == place:
-            residual[rest_index[i]] += rest_value[i]
+            rest_index[own_rest] = rest_index[i]
+            rest_value[own_rest] = rest_value[i]
+            own_rest += 1
     message[COUNT] = kept
     message[PASSED] += other[PASSED]
-    return True
+    return own_rest

@@ -175,4 +175,4 @@ def prepare(like: Tensor) -> None:
     message = message.cpu()  # on a GPU too, messages are merged by the host
     entries = read(message, layout)
     merge_largest(entries, entries, 1)
-    merge_messages_(message, message.clone(), layout, zeros, share=(0, 1))
+    merge_messages_(message, message.clone(), layout, share=(0, 1))

@@ -76,27 +76,27 @@ def write_(message: Tensor, layout: SparseLayout, entries: Sparse) -> None:
 
 
 def merge_messages_(
-    message: Tensor, other: Tensor, layout: SparseLayout, residual: Tensor, *, share: tuple[int, int]
-) -> None:
+    message: Tensor, other: Tensor, layout: SparseLayout, *, share: tuple[int, int]
+) -> Sparse:
     """Overwrite a message with the largest entries of its sum with another, as many as it has room for.
 
-    `share` is (place, block): of the other entries, and of what "bf16" cuts off those kept, the ones with an
-    index of `place` modulo `block` are added to the residual. So `block` workers that merge the same two
-    messages, each with another place, keep all of it together.
+    `share` is (place, block): returned are, of the other entries and of what "bf16" cuts off those kept, the
+    ones with an index of `place` modulo `block`. So `block` workers that merge the same two messages, each
+    with another place, have all of it together.
     """
-    kernels = cpu_kernels(residual) if layout.values == "fp32" else None
+    kernels = cpu_kernels(message) if layout.values == "fp32" else None
     if kernels is not None:
         values = value_part(message, layout), value_part(other, layout)
-        if kernels.merge_messages_((message, other), values, residual, layout.capacity, share):
-            return
+        rest = kernels.merge_messages_((message, other), values, layout.capacity, share)
+        if rest is not None:
+            return Sparse(*rest)
     kept, dropped = merge_largest(read(message, layout), read(other, layout), layout.capacity)
     passed = message[PASSED] + other[PASSED]
     write_(message, layout, kept)
     message[PASSED] = passed
-    add_(residual, _share_of(dropped, *share))
     if layout.values == "bf16":
-        rounded = Sparse(kept.index, kept.value - read(message, layout).value)
-        add_(residual, _share_of(rounded, *share))
+        dropped = merge(dropped, Sparse(kept.index, kept.value - read(message, layout).value))
+    return _share_of(dropped, *share)
 
 
 def _share_of(entries: Sparse, place: int, block: int) -> Sparse:

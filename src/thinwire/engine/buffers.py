@@ -23,8 +23,9 @@ class Buffers:
         self._homes = [(module._buffers, name) for module in model.modules() for name in module._buffers]
         self._policy = policy
         self._wire = wire
-        self._groups: list[list[Tensor]] = []
-        self._flats: list[Tensor] = []
+        self._kinds: list[tuple[int, torch.dtype, torch.Size]] = []
+        self._buffers: list[Tensor] = []
+        self._messages: list[_Message] = []
         self._task: Task | None = None
         self._source = 0
         self.joining = False
@@ -32,23 +33,36 @@ class Buffers:
         self.present = True
         """Whether this worker still has data."""
 
+    @torch.no_grad()
     def send(self, start: Callable[[Coroutine[Any, Any, None], str], Task]) -> None:
         """When backward begins forward is over, so the buffers are those of this step."""
         if self._policy == "local" or self._wire.world_size == 1:
             return
         if self._task is not None:
             return  # sent by a backward that failed before its gradients were; this one repeats it
-        buffers = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}.values()
+        self._prepare()
+        if self._policy == "average" or self.joining or self._wire.rank == 0:
+            for message in self._messages:
+                torch._foreach_copy_(message.views, message.buffers)
+        if self._messages:
+            self._task = start(self._sync(), "buffers")
+
+    def _prepare(self) -> None:
+        """Lay out messages, unless the buffers are still those of the last step."""
+        found = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}
+        kinds = [(id(b), b.dtype, b.shape) for b in found.values()]
+        if kinds == self._kinds:
+            return
+        self._kinds, self._buffers = kinds, list(found.values())
         if self._policy == "rank0":
             # The wide ones first: so each begins at a multiple of its width.
-            self._groups = replicas.chunks(sorted(buffers, key=lambda b: -b.element_size()), mixed=True)
-            speaks = self.joining or self._wire.rank == 0
-            self._flats = [_bytes_of(group) if speaks else _bytes_for(group) for group in self._groups]
+            wide_first = sorted(self._buffers, key=lambda b: -b.element_size())
+            groups = replicas.chunks(wide_first, mixed=True)
         else:
-            self._groups = replicas.chunks(b for b in buffers if b.is_floating_point())
-            self._flats = [torch.cat([b.detach().reshape(-1) for b in group]) for group in self._groups]
-        if self._groups:
-            self._task = start(self._sync(), "buffers")
+            groups = replicas.chunks(b for b in self._buffers if b.is_floating_point())
+        self._messages = [
+            _Message(group, torch.uint8 if self._policy == "rank0" else None) for group in groups
+        ]
 
     async def _sync(self) -> None:
         present = torch.ones(self._wire.world_size, dtype=torch.uint8)
@@ -58,7 +72,7 @@ class Buffers:
             if not present.any():
                 return
         self._source = int(present.argmax())  # the lowest rank that still has data
-        for flat in self._flats:
+        for flat in (message.flat for message in self._messages):
             if self._policy == "rank0":
                 await self._wire.broadcast_(flat, source=self._source)
             else:
@@ -74,16 +88,18 @@ class Buffers:
         yield task
         if self._policy == "rank0" and self._source == self._wire.rank:
             return
-        for buffers, flat in zip(self._groups, self._flats, strict=True):
-            parts = flat.split([b.numel() * b.element_size() // flat.element_size() for b in buffers])
-            views = [p.view(b.dtype).view(b.shape) for p, b in zip(parts, buffers, strict=True)]
-            with torch.no_grad():
-                torch._foreach_copy_(buffers, views)
+        with torch.no_grad():
+            for message in self._messages:
+                torch._foreach_copy_(message.buffers, message.views)
 
 
-def _bytes_of(buffers: list[Tensor]) -> Tensor:
-    return torch.cat([b.detach().reshape(-1).view(torch.uint8) for b in buffers])
+class _Message:
+    """Buffers of one device in one flat tensor: as bytes, or in the dtype they have in common."""
 
-
-def _bytes_for(buffers: list[Tensor]) -> Tensor:
-    return torch.empty(sum(b.nbytes for b in buffers), dtype=torch.uint8, device=buffers[0].device)
+    def __init__(self, buffers: list[Tensor], dtype: torch.dtype | None) -> None:
+        self.buffers = buffers
+        dtype = dtype or buffers[0].dtype
+        sizes = [b.nbytes // dtype.itemsize for b in buffers]
+        self.flat = torch.empty(sum(sizes), dtype=dtype, device=buffers[0].device)
+        parts = self.flat.split(sizes)
+        self.views = [part.view(b.dtype).view(b.shape) for part, b in zip(parts, buffers, strict=True)]

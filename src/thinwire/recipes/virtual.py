@@ -52,6 +52,8 @@ class Cluster:
     """Seconds until those who are left go on after a loss, or all after somebody has joined."""
     max_steps: int | None = None
     """Steps after which every worker stops, wherever it is in its epoch."""
+    bucket_bytes: int | None = None
+    """None: what `attach` would take."""
 
     def __post_init__(self) -> None:
         check(self.max_steps is None or self.max_steps >= 1, "steps", "at least 1", self.max_steps)
@@ -145,7 +147,7 @@ class _Run:
             network,
             self._strategy,
             self._learners,
-            Ways(compute=Compute.of(self.compute_s)),
+            Ways(compute=Compute.of(self.compute_s), bucket_bytes=cluster.bucket_bytes),
             jitter=cluster.jitter,
             seed=config.seed,
             recovery_s=cluster.recovery_s,

@@ -85,7 +85,7 @@ class GTopK(SparseStrategy):
         from thinwire.compress.sparse import merge_messages_
 
         share = rank % block, block
-        merge_messages_(message.sparse, inbox.sparse, turn.form.layout, turn.residual, share=share)
+        turn.give_back_(merge_messages_(message.sparse, inbox.sparse, turn.form.layout, share=share))
         message.tail(turn.residual).add_(inbox.tail(turn.residual))
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from thinwire.compress.layout import COUNT, PASSED
@@ -79,6 +79,9 @@ class Turn:
     residual: Tensor
     form: Form
     """Of the message with what this worker sends."""
+    returned: list[Sparse] = field(default_factory=list, init=False)
+    """What waits on the host for `finish_`, if the residual is elsewhere: sending it there takes as long for
+    one merge as for all of them."""
 
     @property
     def tag(self) -> int:
@@ -111,9 +114,12 @@ class Turn:
 
     def give_back_(self, entries: Sparse) -> None:
         """What is not applied stays to be sent later."""
-        from thinwire.compress.sparse import add_
+        from thinwire.compress.sparse import add_, merge
 
-        add_(self.residual, entries)
+        if entries.index.device == self.residual.device:
+            add_(self.residual, entries)
+        else:  # none twice, so that the sum does not depend on the order in which a GPU adds them
+            self.returned[:] = [merge(self.returned[0], entries) if self.returned else entries]
 
     def finish_(self, sums: Iterable[Sparse], tail: Tensor, world_size: int) -> None:
         """Overwrite the gradients with the mean: these entries, and this tail, of sums over workers."""
@@ -125,6 +131,8 @@ class Turn:
             if self.lossy.dtype == self.residual.dtype
             else self.residual.new_zeros(self.lossy.shape)
         )
+        for entries in self.returned:
+            add_(self.residual, entries)
         wide.zero_()
         for entries in sums:
             add_(wide, entries, 1 / world_size)
