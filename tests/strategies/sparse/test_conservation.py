@@ -89,3 +89,15 @@ def test_room_goes_where_large_numbers_are() -> None:
     first, second = (form.layout.capacity for form in world.states[0].fixed.forms if form)
     assert first + second == 40
     assert second > 2 * first
+
+
+def test_room_follows_large_numbers_as_they_move() -> None:
+    shapes: Shapes = [(1000, 0), (1000, 0)]
+    world, left = World(tw.GTopK(density=0.02), 4, shapes), []
+    for step in range(64):
+        turn = step // 8 % 2  # every 8 steps the other bucket has the larger numbers, tenfold
+        scales = [(10.0 if bucket == turn else 1.0) / 3.0**bucket for bucket in range(2)]
+        gradients = random_gradients(4, shapes, step)
+        world.step([[g * scale for g, scale in zip(own, scales, strict=True)] for own in gradients])
+        left.append(world.strategy.instruments(world.states[0])["left_share"])
+    assert sum(left[16:]) / len(left[16:]) < 0.08
