@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -76,11 +77,12 @@ class Threshold:
         missed = wanted / max(1, sum(self._passed.values()))
         self.correction *= min(3.0, max(1 / 3, missed)) ** CORRECTION
         self.correction = min(2.0, max(0.5, self.correction))
-        tails = {bucket: (tail.cpu(), weight) for bucket, (tail, weight) in self._tails.items()}
-        largest, order = torch.cat([tail for tail, _ in tails.values()]).sort(descending=True)
-        weights = torch.cat([torch.full_like(tail, weight) for tail, weight in tails.values()])[order]
-        place = int(torch.searchsorted(weights.cumsum(0), wanted))
-        level = largest[min(place, largest.numel() - 1)]
+        tails = {bucket: (tail.cpu().numpy(), weight) for bucket, (tail, weight) in self._tails.items()}
+        largest = np.concatenate([tail for tail, _ in tails.values()])
+        order = np.argsort(-largest, kind="stable")
+        weights = np.concatenate([np.full(len(tail), weight) for tail, weight in tails.values()])[order]
+        place = int(np.searchsorted(weights.cumsum(), wanted))
+        level = largest[order[min(place, len(order) - 1)]]
         if level == 0:
             return
         for bucket, (tail, weight) in tails.items():

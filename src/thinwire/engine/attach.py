@@ -29,6 +29,8 @@ BUCKETS = 24
 backward (or the start of forward), more cost more messages and more of the processor."""
 MOST_BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 1 << 20
+FIRST_BUCKET_BYTES = 1 << 20
+"""The first bucket is small, so that the wire starts early in backward."""
 LEAST_FORWARD_MESSAGE_BYTES = 64 << 10
 """With overlap="forward", where the layers that are needed first come last, buckets may be smaller: a ring of
 P workers sends a P-th of a bucket at a time, which is to be no less than this."""
@@ -86,14 +88,16 @@ def attach(
     try:
         _start_alike(model, settings, wire, timeout_s)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        first_bytes = None
         if bucket_bytes is None:
             bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
+            first_bytes = FIRST_BUCKET_BYTES
         return Link(
             model,
             optimizer,
             strategy,
             wire,
-            with_companions(make_buckets(trainable, bucket_bytes), optimizer),
+            with_companions(make_buckets(trainable, bucket_bytes, first_bytes), optimizer),
             bucket_bytes=bucket_bytes,
             buffers=buffers,
             timeout_s=timeout_s,

@@ -20,9 +20,6 @@ from torch.nn import Parameter
 from thinwire.errors import UsageError
 from thinwire.strategies.base import Parameters
 
-FIRST_BUCKET_BYTES = 1 << 20
-"""The first bucket is small, so that the wire starts early in backward."""
-
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -33,11 +30,11 @@ class Item:
     """Only parameters of one kind (dtype, device) share a bucket."""
 
 
-def plan(items: Sequence[Item], bucket_bytes: int) -> list[list[int]]:
+def plan(items: Sequence[Item], bucket_bytes: int, first_bytes: int | None = None) -> list[list[int]]:
     """Cut parameters into buckets, last parameter first, as backward fills them.
 
-    A bucket is closed when it has reached `bucket_bytes` (the first one of all: 1 MiB), so only
-    one larger parameter, or the last to come, can make it larger or leave it smaller.
+    A bucket is closed when it has reached `bucket_bytes` (the first one of all: `first_bytes`, if that is
+    less), so only one larger parameter, or the last to come, can make it larger or leave it smaller.
 
     >>> plan([Item(4, "cpu"), Item(4, "cpu"), Item(4, "cpu")], bucket_bytes=8)
     [[2, 1], [0]]
@@ -48,7 +45,7 @@ def plan(items: Sequence[Item], bucket_bytes: int) -> list[list[int]]:
         kind = items[index].kind
         bucket = filling.setdefault(kind, [])
         bucket.append(index)
-        limit = min(bucket_bytes, FIRST_BUCKET_BYTES) if not closed else bucket_bytes
+        limit = bucket_bytes if closed or first_bytes is None else min(bucket_bytes, first_bytes)
         if sum(items[i].num_bytes for i in bucket) >= limit:
             closed.append(filling.pop(kind))
     return closed + list(filling.values())
@@ -217,10 +214,12 @@ class ParameterBucket:
             torch._foreach_lerp_(self.parameters, self._split(data), weights)
 
 
-def make_buckets(named: Sequence[tuple[str, Parameter]], bucket_bytes: int) -> list[ParameterBucket]:
+def make_buckets(
+    named: Sequence[tuple[str, Parameter]], bucket_bytes: int, first_bytes: int | None = None
+) -> list[ParameterBucket]:
     """The buckets of a model's trainable parameters, in the order they go out."""
     items = [Item(p.nbytes, (p.dtype, p.device)) for _, p in named]
     return [
         ParameterBucket(index, [named[i][0] for i in members], [named[i][1] for i in members])
-        for index, members in enumerate(plan(items, bucket_bytes))
+        for index, members in enumerate(plan(items, bucket_bytes, first_bytes))
     ]

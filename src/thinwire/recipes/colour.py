@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,10 +40,15 @@ class ColourImages:
         images = self.inputs[where]
         if self.augment:
             images = crop_and_mirror(images)
-        mean = torch.tensor(_MEAN, device=images.device) * 255
-        deviation = torch.tensor(_DEVIATION, device=images.device) * 255
+        mean, deviation = _colours(images.device)
         normalised = (images.float() - mean) / deviation
         return normalised.permute(0, 3, 1, 2).contiguous(), self.targets[where]
+
+
+@functools.cache
+def _colours(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, deviation = (torch.tensor(values, device=device) * 255 for values in (_MEAN, _DEVIATION))
+    return mean, deviation
 
 
 def colour_images(arrays: TrainTest) -> Data:
@@ -64,9 +70,9 @@ def crop_and_mirror(images: Tensor) -> Tensor:
     columns = torch.arange(width, device="cpu")
     rows = torch.arange(height, device="cpu") + top
     columns = torch.where(mirrored == 1, width - 1 - columns, columns) + left
-    number = torch.arange(count, device="cpu").view(count, 1, 1)
-    places = (number, rows.view(count, height, 1), columns.view(count, 1, width))
-    return padded[tuple(place.to(images.device) for place in places)]
+    number = torch.arange(count, device=images.device).view(count, 1, 1)
+    rows, columns = torch.cat((rows, columns), dim=1).to(images.device).split((height, width), dim=1)
+    return padded[number, rows.view(count, height, 1), columns.view(count, 1, width)]
 
 
 def sgd(model: nn.Module, plan: Plan, *, rate_at_128: float) -> Optimizer:

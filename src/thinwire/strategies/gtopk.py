@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
@@ -62,6 +62,7 @@ class GTopK(SparseStrategy):
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
         inbox = Message(turn.new_words(turn.form.num_words), turn.form)
+        merge_ = _merge(turn, message, inbox)
         for hop in hops(wire.rank, wire.world_size):
             await wire.exchange(
                 send=message.words if hop.sends else None,
@@ -73,20 +74,12 @@ class GTopK(SparseStrategy):
             if turn.is_meta:
                 continue
             if hop.block:
-                self._merge_(message, inbox, turn, rank=wire.rank, block=hop.block)
+                merge_(wire.rank % hop.block, hop.block)
             elif hop.receives:
                 message = inbox
         if not turn.is_meta:
             state.weights[turn.index] = 1.0 + message.passed
             turn.finish_([message.entries()], message.tail(turn.residual), wire.world_size)
-
-    def _merge_(self, message: Message, inbox: Message, turn: Turn, *, rank: int, block: int) -> None:
-        """Overwrite the message with the largest of both; a part of the others stays with this worker."""
-        from thinwire.compress.sparse import merge_messages_
-
-        share = rank % block, block
-        turn.give_back_(merge_messages_(message.sparse, inbox.sparse, turn.form.layout, share=share))
-        message.tail(turn.residual).add_(inbox.tail(turn.residual))
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         levels = world_size.bit_length() - 1
@@ -100,3 +93,17 @@ class GTopK(SparseStrategy):
         if others:
             yield Round(op="exchange", send_bytes=size, ranks=(0, others))
             yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
+
+
+def _merge(turn: Turn, message: Message, inbox: Message) -> Callable[[int, int], None]:
+    """What overwrites the message with the largest of both; a share of the others stays with this worker."""
+    from thinwire.compress.sparse import merge_messages_
+
+    own, other = message.sparse, inbox.sparse
+    own_tail, other_tail = message.tail(turn.residual), inbox.tail(turn.residual)
+
+    def merge_(place: int, block: int) -> None:
+        turn.give_back_(merge_messages_(own, other, turn.form.layout, share=(place, block)))
+        own_tail.add_(other_tail)
+
+    return merge_
