@@ -9,7 +9,7 @@ at the end, and what one worker decides all of them see.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -67,6 +67,7 @@ class ParameterBucket:
             self.num_parameters + 2 + len(sizes), dtype=example.dtype, device=example.device
         )
         self.companions: Mapping[str, Parameters] = {}
+        self.read_rate: Callable[[], float] = lambda: 1.0
         self._gradients, self._weight, self._uneven, self._used = self.gradient.split(
             [self.num_parameters, 1, 1, len(sizes)]
         )
@@ -76,6 +77,10 @@ class ParameterBucket:
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self.parameters])
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+
+    @property
+    def rate(self) -> float:
+        return self.read_rate()
 
     def name_at(self, place: int) -> str:
         ends = accumulate(p.numel() for p in self.parameters)

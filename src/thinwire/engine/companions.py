@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -23,11 +24,18 @@ _MOMENTUM = {"SGD", "RMSprop"}
 
 
 def with_companions(buckets: Sequence[ParameterBucket], optimizer: Optimizer) -> Sequence[ParameterBucket]:
-    """The same buckets, each with its companions."""
+    """The same buckets, each with its companions and the learning rate of its first parameter."""
     names = momentum_names(optimizer)
+    place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for bucket in buckets:
+        if (group := place.get(id(bucket.parameters[0]))) is not None:
+            bucket.read_rate = partial(_rate, optimizer, group)
         bucket.companions = {name: Companion(bucket, optimizer, name) for name in names}
     return buckets
+
+
+def _rate(optimizer: Optimizer, group: int) -> float:
+    return float(optimizer.param_groups[group]["lr"])  # loading a state replaces the groups
 
 
 def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:

@@ -230,7 +230,8 @@ class Link:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
 
         Where a strategy mixes parameters and leaves gradients to their worker, these are noisier than their
-        mean, and are clipped to sqrt(P) times this norm.
+        mean, and are clipped to sqrt(P) times this norm. A strategy with a `clip_norm` of its own has clipped
+        them already; then this only returns their norm.
         """
         with self._reducer.gradients():
             limit = norm_to_clip(self.strategy, max_norm, self._wire.world_size)

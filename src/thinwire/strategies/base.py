@@ -79,6 +79,11 @@ class Bucket(Gradients, Parameters, Protocol):
         """The name of the parameter that a number in `gradient` belongs to, for messages."""
         ...
 
+    @property
+    def rate(self) -> float:
+        """The learning rate that these gradients will be applied with; 1 where nobody knows."""
+        ...
+
 
 class Strategy(Protocol):
     """What is sent, to whom, when, and how it is folded in.
@@ -112,6 +117,11 @@ class Strategy(Protocol):
         """Fields of the state that differ by worker and whose sum over workers may not change, such as
         residuals: what was not sent yet must not be lost when the number of workers changes."""
         return ()
+
+    @property
+    def clips(self) -> bool:
+        """Whether it clips each worker's own gradients itself, so that the training loop has not to."""
+        return False
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
         """The state: buffers and lanes are made here, by all workers."""
@@ -182,6 +192,9 @@ def own_norm(max_norm: float, world_size: int) -> float:
 
 
 def norm_to_clip(strategy: Strategy, max_norm: float, world_size: int) -> float:
-    """What a training loop has to clip gradients to: those a strategy averages are the mean already."""
+    """What a training loop has to clip gradients to: those a strategy averages are the mean already, and
+    those it has clipped need it no more."""
+    if strategy.clips:
+        return math.inf
     own = overrides(strategy, "mix") and not overrides(strategy, "reduce")
     return own_norm(max_norm, world_size) if own else max_norm

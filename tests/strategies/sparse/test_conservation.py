@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 import pytest
@@ -101,3 +102,30 @@ def test_room_follows_large_numbers_as_they_move() -> None:
         world.step([[g * scale for g, scale in zip(own, scales, strict=True)] for own in gradients])
         left.append(world.strategy.instruments(world.states[0])["left_share"])
     assert sum(left[16:]) / len(left[16:]) < 0.08
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
+def test_with_keep_rate_what_waits_is_applied_with_the_rate_it_had(strategy: type[SparseStrategy]) -> None:
+    shapes: Shapes = [(600, 4)]
+    world = World(strategy(density=0.02, keep_rate=True), 3, shapes)
+    fed, applied = torch.zeros(600, dtype=torch.float64), torch.zeros(600, dtype=torch.float64)
+    rate = 0.0
+    for step in range(60):
+        rate = math.exp2(-abs(step - 20) / 10)  # up, and down
+        for buckets in world.buckets:
+            buckets[0].rate = rate
+        gradients = random_gradients(3, shapes, step)
+        results = world.step(gradients)
+        fed += rate * torch.stack([own[0] for own in gradients]).sum(0)[:600]
+        applied += rate * results[0][0][:600]
+    assert close(3 * applied + rate * world.residual(0), fed)
+
+
+def test_with_keep_rate_nothing_is_made_of_a_rate_of_zero() -> None:
+    world = World(tw.GTopK(density=0.02, keep_rate=True), 2, [(600, 4)])
+    for step, rate in enumerate([0.0, 0.1, 0.0, 0.1]):
+        for buckets in world.buckets:
+            buckets[0].rate = rate
+        world.step(random_gradients(2, [(600, 4)], step))
+        assert world.residual(0).isfinite().all()
+    assert world.states[0].rates == [0.1]

@@ -45,6 +45,8 @@ class SparseStrategy(Strategy):
     clip_norm: float | None = None
     """Clip each worker's own gradient to this norm times the square root of the number of workers, so that
     their mean has about this norm; then nothing is sent before backward ends."""
+    keep_rate: bool = False
+    """Apply what has waited with the learning rate of the steps it is from, not of the step it is sent in."""
 
     def __post_init__(self) -> None:
         name = type(self).__name__
@@ -85,6 +87,10 @@ class SparseStrategy(Strategy):
     def conserved(self) -> tuple[str, ...]:
         return ("residuals", "velocities")
 
+    @property
+    def clips(self) -> bool:
+        return self.clip_norm is not None
+
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> SparseState:
         from thinwire.compress.select import prepare
         from thinwire.compress.threshold import new_threshold
@@ -107,6 +113,7 @@ class SparseStrategy(Strategy):
             threshold=new_threshold(residuals),
             weights=[float(numel) for numel in numels],
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
+            rates=[bucket.rate for bucket in buckets],
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
         state.fixed = Fixed(buckets, gauge)
@@ -123,6 +130,8 @@ class SparseStrategy(Strategy):
         if self.clip_norm is not None:
             await self._clip(bucket, state, wire.world_size, self.clip_norm)
         self._accelerate_(bucket, state)
+        if self.keep_rate:
+            self._keep_rate_(bucket.index, state)
         if wire.world_size == 1:
             return
         gauge = state.fixed.gauge
@@ -170,6 +179,14 @@ class SparseStrategy(Strategy):
             gradients = bucket.gradient[: velocity.numel()]
             velocity.mul_(self.momentum).add_(gradients)
             gradients.copy_(velocity)
+
+    def _keep_rate_(self, index: int, state: SparseState) -> None:
+        """Make a residual so much larger as the learning rate has become smaller."""
+        before, now = state.rates[index], state.fixed.buckets[index].rate
+        if now > 0:
+            if before not in (0, now):
+                state.residuals[index].mul_(before / now)
+            state.rates[index] = now
 
     def _select(self, turn: Turn, state: SparseState) -> Message:
         """Move the largest numbers from the residual to a message."""

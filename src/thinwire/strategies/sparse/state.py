@@ -48,6 +48,8 @@ class SparseState:
     selected from, over all workers, plus 1; the same on all of them."""
     regions: list[list[int]]
     """With owners: where the region of each of them begins; the same on all workers."""
+    rates: list[float]
+    """The learning rate that each bucket's residual is meant for."""
     step: int = -1
     """Of the gradients under way."""
     fixed: Fixed = field(init=False, repr=False)
