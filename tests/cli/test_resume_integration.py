@@ -72,7 +72,7 @@ def final(run: Path) -> dict[str, dict[str, torch.Tensor]]:
 
 def refused(run: Path, why: str, *options: str) -> str:
     """Resume, see it refused in one line and nothing changed; the hint."""
-    before = {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    before = kept(run)
     alone = ["--workers", "1"]  # which may differ, and starts faster
     done = thinwire(*OPTIONS, *alone, "--out", str(run), "--resume", *options)
     assert done.returncode == 1
@@ -81,5 +81,11 @@ def refused(run: Path, why: str, *options: str) -> str:
     assert len(errors) == 1
     assert why in errors[0]
     assert "Traceback" not in done.stderr
-    assert before == {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()}
+    assert before == kept(run)
     return next((line for line in done.stderr.splitlines() if line.startswith("hint: ")), "")
+
+
+def kept(run: Path) -> dict[Path, bytes]:
+    """What a run that is refused must leave alone."""
+    paths = [run / "config.json", *(run / "checkpoints").rglob("*")]
+    return {path: path.read_bytes() for path in paths if path.is_file()}

@@ -12,7 +12,7 @@ import pytest
 
 from tests.cli.command import alive, end, environment, is_training, started, thinwire, wait_for, worker_pids
 from tests.data.make import write_text
-from thinwire.events import Evaluated, RunEnded, read_events
+from thinwire.events import Evaluated, Failed, RunEnded, read_events
 
 pytestmark = pytest.mark.processes
 
@@ -82,6 +82,8 @@ def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
             assert process.returncode == 1
             assert "error: worker 2 on " in stderr
             assert f"was killed by SIGKILL (pid {pids[2]})" in stderr
+            told = [event for event in read_events(run) if isinstance(event.record, Failed)]
+            assert 2 in {event.rank for event in told}  # so that the report knows it, too
             assert not any(alive(pid) for pid in pids.values())
         finally:
             end(list(pids.values()))

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from thinwire.cli.run import Outcome, explain
+from thinwire.cli.run import Outcome, explain, tell_death
 from thinwire.cli.state import RunState
 from thinwire.cli.train import summary
 from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, LiveView, numbers
-from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary
+from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary, read_events
 from thinwire.recipes.launch import first_death
 
 
@@ -131,22 +131,25 @@ Root Cause (first observed failure):
 
 
 @pytest.mark.parametrize(
-    ("rank", "status", "failures", "words"),
+    ("rank", "status", "failures", "words", "told"),
     [
-        (1, -9, [], "worker 1 on b was killed by SIGKILL (pid 42)"),
-        (1, -9, [(0, LOST)], "worker 1 on b was killed by SIGKILL (pid 42)"),
-        (1, 3, [], "worker 1 on b ended with status 3 (pid 42)"),
-        (0, 1, [(0, LOST)], "worker 1 on b is lost at step 3"),
-        (0, -15, [(1, NAN)], "worker 1 on b: the loss is nan"),
+        (1, -9, [], "worker 1 on b was killed by SIGKILL (pid 42)", False),
+        (1, -9, [(0, LOST)], "worker 1 on b was killed by SIGKILL (pid 42)", False),
+        (1, 3, [], "worker 1 on b ended with status 3 (pid 42)", False),
+        (0, 1, [(0, LOST)], "worker 1 on b is lost at step 3", True),
+        (0, -15, [(1, NAN)], "worker 1 on b: the loss is nan", True),
     ],
 )
 def test_a_death_without_a_word_is_learned_from_the_launcher(
-    rank: int, status: int, failures: list[tuple[int, Record]], words: str, tmp_path: Path
+    rank: int, status: int, failures: list[tuple[int, Record]], words: str, told: bool, tmp_path: Path
 ) -> None:
     log = tmp_path / "log"
     log.write_text(DEATH.format(rank=rank, status=status))
-    error = explain(state_of((1, STARTED), *failures), log, 1)
+    state = state_of((1, STARTED), *failures)
+    tell_death(tmp_path, state, log)
+    error = explain(state, log, 1)
     assert error.message == words
+    assert len(read_events(tmp_path)) == (0 if told else 1)
 
 
 def test_workers_that_never_came_up_are_explained_by_the_log(tmp_path: Path) -> None:

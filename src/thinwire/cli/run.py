@@ -15,7 +15,7 @@ from thinwire.cli.output import note
 from thinwire.cli.state import RunState
 from thinwire.cli.view import LineView, View, choose_view
 from thinwire.errors import SettingError, ThinwireError
-from thinwire.events import FOLDER, Event, EventReader, Failed, Summary, plain
+from thinwire.events import FOLDER, Event, EventReader, EventWriter, Failed, Summary, plain
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LocalWorkers, first_death, tail
 from thinwire.recipes.scalars import Scalars
@@ -55,25 +55,40 @@ def run_folder(out: Path | None, config: RunConfig) -> Path:
 def run_here(folder: Path, config: RunConfig, *, tensorboard: bool = False) -> Outcome:
     """Run on workers of this machine until they end; ThinwireError says why if they fail."""
     began = time.monotonic()
-    write_config(folder, config)
     state, reader = RunState(config.workers), EventReader(folder)
     reader.poll()  # what a run that is resumed has said before
     title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {folder}"
     try:
-        with (
-            choose_view(title) as view,
-            curves(folder, tensorboard) as draw,
-            LocalWorkers(folder, config.workers) as workers,
-        ):
-            status = _follow(state, reader, view, workers, draw)
+        with _written(folder, config, state):
+            with (
+                choose_view(title) as view,
+                curves(folder, tensorboard) as draw,
+                LocalWorkers(folder, config.workers) as workers,
+            ):
+                status = _follow(state, reader, view, workers, draw)
+            for event in reader.poll():  # what workers wrote while they were ended
+                state.apply(event)
+            if status != 0 or state.summary is None:
+                tell_death(folder, state, workers.log)
+                raise explain(state, workers.log, status)
     except KeyboardInterrupt:
         note(f"interrupted; what was written so far is in {folder}")
         raise
-    for event in reader.poll():  # what workers wrote while they were ended
-        state.apply(event)
-    if status != 0 or state.summary is None:
-        raise explain(state, workers.log, status)
     return Outcome(state.summary, time.monotonic() - began, folder)
+
+
+@contextmanager
+def _written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
+    """Keep the configuration in the folder; if a run cannot be gone on with, the one it had."""
+    path = folder / FILE
+    before = path.read_bytes() if path.exists() else None
+    write_config(folder, config)
+    try:
+        yield
+    except BaseException:
+        if before is not None and not state.progress:
+            path.write_bytes(before)
+        raise
 
 
 @contextmanager
@@ -111,24 +126,34 @@ def _follow(
     return status
 
 
+def tell_death(folder: Path, state: RunState, log: Path) -> None:
+    """Write for a worker that was killed what it could not write itself."""
+    death, cause = first_death(log), state.root_cause
+    if death is None or death.rank in {event.rank for event in state.failures}:
+        return
+    if cause is not None and isinstance(cause.record, Failed) and not cause.record.consequence:
+        return  # that is what ended the run, and this worker with it
+    host = state.hosts.get(death.rank, "this machine")
+    memory = "often the system was out of memory: try fewer workers or a smaller batch; "
+    told = Failed(
+        host=host,
+        error="Killed",
+        message=f"worker {death.rank} on {host} {death.how} (pid {death.pid})",
+        hint=f"{memory if death.status == -9 else ''}the workers' output is in {log}",
+    )
+    with EventWriter(folder, death.rank) as writer:
+        state.apply(writer.write(told))
+
+
 def explain(state: RunState, log: Path, status: int) -> ThinwireError:
     """One error for all that went wrong: the root cause, with worker and host."""
-    cause, death = state.root_cause, first_death(log)
-    if death is not None and death.rank in {event.rank for event in state.failures}:
-        death = None  # it has told us itself, and better
-    if cause is not None and isinstance(cause.record, Failed) and not (cause.record.consequence and death):
+    cause = state.root_cause
+    if cause is not None and isinstance(cause.record, Failed):
         failed = cause.record
         who = "" if failed.message.startswith("worker ") else f"worker {cause.rank} on {failed.host}: "
         if failed.expected:
             return ThinwireError(who + failed.message, hint=failed.hint or f"the workers' output is in {log}")
         return ThinwireError(f"{who}{failed.error}: {failed.message}", hint=f"the traceback is in {log}")
-    if death is not None:
-        host = state.hosts.get(death.rank, "this machine")
-        memory = "often the system was out of memory: try fewer workers or a smaller batch; "
-        return ThinwireError(
-            f"worker {death.rank} on {host} {death.how} (pid {death.pid})",
-            hint=f"{memory if death.status == -9 else ''}the workers' output is in {log}",
-        )
     last = tail(log.read_text(encoding="utf-8", errors="replace").splitlines(), 1)
     return ThinwireError(
         f"the workers ended without a result (status {status})" + (f": {last}" if last else ""),
@@ -154,10 +179,9 @@ def run_under_torchrun(out: Path | None, config: RunConfig, *, tensorboard: bool
             work(out, config, os.environ, draw)
         return None
     began = time.monotonic()
-    write_config(out, config)
     state = RunState(config.workers)
     title = f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {out}"
-    with LineView(title) as view, curves(out, tensorboard) as draw:
+    with _written(out, config, state), LineView(title) as view, curves(out, tensorboard) as draw:
 
         def watch(event: Event) -> None:
             state.apply(event)
