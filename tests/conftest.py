@@ -8,9 +8,15 @@ import threading
 import time
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 import torch
 
+# A busy machine is no reason to fail.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("patient")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test does
 torch.set_num_threads(1)  # workers are threads or processes: more than one each only gets in the way

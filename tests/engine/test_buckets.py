@@ -31,6 +31,13 @@ def test_plan_closes_buckets_in_the_order_backward_fills_them(items: list[Item],
     assert last == sorted(last, reverse=True)
 
 
+def test_only_the_first_bucket_may_have_a_limit_of_its_own() -> None:
+    items = [Item(1 << 20, "fp32")] * 8
+    assert [len(bucket) for bucket in plan(items, 3 << 20)] == [3, 3, 2]
+    assert [len(bucket) for bucket in plan(items, 3 << 20, 1 << 20)] == [1, 3, 3, 1]
+    assert [len(bucket) for bucket in plan(items, 1 << 20, 3 << 20)] == [1] * 8
+
+
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=6)
 
 

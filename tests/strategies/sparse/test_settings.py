@@ -79,6 +79,40 @@ def test_gradients_are_clipped_before_they_are_selected() -> None:
     assert all(torch.equal(a, b) for a, b in zip(huge[0], plain[0], strict=True))
 
 
+def test_what_was_clipped_so_is_not_clipped_again() -> None:
+    def work(wire: Wire) -> tuple[float, float]:
+        torch.manual_seed(0)
+        model = nn.Linear(40, 10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tw.attach(model, optimizer, tw.TopK(density=0.1, clip_norm=1.0), process_group=wire) as link:
+            model(torch.ones(2, 40)).square().sum().backward()
+            found = link.clip_grad_norm_(1e-6)
+            return float(found), float(
+                torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+            )
+
+    for found, left in run_threads(2, work):
+        assert found == pytest.approx(left)
+        assert left > 1e-3
+
+
+def test_the_rate_that_is_kept_is_the_optimizers() -> None:
+    def work(wire: Wire) -> list[list[float]]:
+        model = nn.Linear(40, 10)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        seen = []
+        with tw.attach(model, optimizer, tw.TopK(keep_rate=True), process_group=wire) as link:
+            for rate in (0.1, 0.05, 0.02):
+                optimizer.load_state_dict(optimizer.state_dict())  # replaces its groups
+                optimizer.param_groups[0]["lr"] = rate
+                model(torch.ones(2, 40)).square().sum().backward()
+                optimizer.step()
+                seen.append(link.state_dict()["state"]["rates"])
+        return seen
+
+    assert run_threads(2, work) == [[[0.1], [0.05], [0.02]]] * 2
+
+
 def test_a_dense_step_applies_everything_that_was_kept() -> None:
     world = World(tw.TopK(), 2, SHAPE)
     for step in range(PROBES[0] + 1):
