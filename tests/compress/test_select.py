@@ -85,7 +85,7 @@ def check(
     threshold=st.sampled_from([0.0, 0.1, 1.0, 1.5, 3.0]),
     capacity=st.sampled_from([1, 7, 5000]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_what_is_above_the_threshold_moves_as_far_as_there_is_room(
     kind: str, values: Values, make: Callable[[str], tuple[Tensor, Tensor]], threshold: float, capacity: int
 ) -> None:
@@ -108,7 +108,7 @@ def test_what_is_above_the_threshold_moves_as_far_as_there_is_room(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(make=inputs(), k=st.sampled_from([1, 2, 5, 300, 5000]), values=st.sampled_from(["fp32", "bf16"]))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_exactly_the_k_largest_ties_by_lower_index(
     kind: str, make: Callable[[str], tuple[Tensor, Tensor]], k: int, values: Values
 ) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -51,7 +51,6 @@ def largest(vector: Vector, k: int) -> set[int]:
 
 @pytest.mark.parametrize("kind", WITHOUT_TRITON)
 @given(a=VECTORS, b=VECTORS, dtype=st.sampled_from([torch.float32, torch.float64]))
-@settings(deadline=None)
 def test_merge_adds_what_both_have(kind: str, a: Vector, b: Vector, dtype: torch.dtype) -> None:
     with using(kind):
         total = merge(sparse(a, dtype), sparse(b, dtype))
@@ -61,7 +60,6 @@ def test_merge_adds_what_both_have(kind: str, a: Vector, b: Vector, dtype: torch
 
 @pytest.mark.parametrize("kind", WITHOUT_TRITON)
 @given(a=VECTORS, b=VECTORS, k=st.integers(0, 45))
-@settings(deadline=None)
 def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
     kind: str, a: Vector, b: Vector, k: int
 ) -> None:
@@ -81,7 +79,6 @@ def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
     block=st.integers(1, 5),
     form=st.sampled_from([("fp32", 4), ("fp32", 8), ("bf16", 4)]),
 )
-@settings(deadline=None)
 def test_messages_are_merged_in_place_and_a_block_keeps_the_rest_together(
     kind: str, a: Vector, b: Vector, room: int, block: int, form: tuple[Values, int]
 ) -> None:

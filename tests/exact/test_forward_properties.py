@@ -116,7 +116,7 @@ loops = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=40, derandomize=True)
 @given(loops)
 def test_any_loop_equals_plain_torch(loop: Loop) -> None:
     whole = alone(loop)
