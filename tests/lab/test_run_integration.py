@@ -61,6 +61,15 @@ def test_hosts_have_their_own_network_and_no_way_out(capfd: pytest.CaptureFixtur
     assert _interfaces() == before
 
 
+def test_only_workers_are_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "hello.py"
+    script.write_text("print('hello')")
+    assert _run(str(script)).exit_code == 0
+    out, err = capfd.readouterr()
+    assert sorted(out.splitlines()) == ["[host0] hello", "[host1] hello"]
+    assert err == ""
+
+
 def test_the_first_failure_is_the_exit_code_and_ends_the_others() -> None:
     description = describe(hosts=3, rate="1gbit")
     command = ("sh", "-c", '[ "$RANK" = 1 ] && exit 7; sleep 300')

@@ -40,6 +40,7 @@ def main() -> None:
         result.run()
     else:
         send_message(channel, pickle.dumps(result))
+        gc.unfreeze()  # or libraries complain at the end about what was not collected (Triton 3.9)
 
 
 def _run(job: Job, channel: socket.socket) -> Outcome:
