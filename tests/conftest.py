@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("patient")
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test does
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # what tests start must hear of it
 torch.set_num_threads(1)  # workers are threads or processes: more than one each only gets in the way
 
 # Threads a library keeps for the life of the process.
