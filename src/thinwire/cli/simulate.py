@@ -101,14 +101,13 @@ def simulate(
 
     for count in counts:
         hosts(count)  # a mistake is told before anything is simulated
-    times = {
-        "latency_s": parse_duration(latency, field="latency"),
-        "uplink_latency_s": parse_duration(uplink_latency, field="uplink latency"),
-    }
+    latency_s = parse_duration(latency, field="latency")
+    uplink_latency_s = parse_duration(uplink_latency, field="uplink latency")
     compute_s = None if compute is None else parse_duration(compute, field="compute")
     if emulate is not None:
         check(compute_s is None, "compute", "left out with --emulate, which states it", compute)
         net, num_steps = parse_net(emulate), 5 if steps is None else steps
+        times = {"latency_s": latency_s, "uplink_latency_s": uplink_latency_s}
         rows = [play_sizes(net, hosts(n), text, times, num_steps, jitter) for n in counts for text in chosen]
         typer.echo(json.dumps(rows) if as_json else sizes_table(rows))
         return
@@ -144,8 +143,8 @@ def simulate(
             jitter=jitter,
             recovery_s=parse_duration(recovery, field="recovery"),
             max_steps=steps,
-            latency_s=times["latency_s"],
-            uplink_latency_s=times["uplink_latency_s"],
+            latency_s=latency_s,
+            uplink_latency_s=uplink_latency_s,
         )
         for n in counts
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import get_args
 
 import torch.distributed as dist
@@ -10,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine import claims, replicas
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.buckets import ParameterBucket, make_buckets
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.companions import with_companions
 from thinwire.engine.link import Link
@@ -88,16 +89,13 @@ def attach(
     try:
         _start_alike(model, settings, wire, timeout_s)
         trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        first_bytes = None
-        if bucket_bytes is None:
-            bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in trainable), strategy, wire.world_size)
-            first_bytes = FIRST_BUCKET_BYTES
+        buckets, bucket_bytes = buckets_for(trainable, optimizer, strategy, wire.world_size, bucket_bytes)
         return Link(
             model,
             optimizer,
             strategy,
             wire,
-            with_companions(make_buckets(trainable, bucket_bytes, first_bytes), optimizer),
+            buckets,
             bucket_bytes=bucket_bytes,
             buffers=buffers,
             timeout_s=timeout_s,
@@ -105,6 +103,21 @@ def attach(
     except BaseException:
         wire.close()
         raise
+
+
+def buckets_for(
+    named: Sequence[tuple[str, nn.Parameter]],
+    optimizer: Optimizer,
+    strategy: Strategy,
+    world_size: int,
+    bucket_bytes: int | None,
+) -> tuple[Sequence[ParameterBucket], int]:
+    """The buckets of these parameters, and how large they were to be: as asked for, or as usual."""
+    first_bytes = None
+    if bucket_bytes is None:
+        bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, world_size)
+        first_bytes = FIRST_BUCKET_BYTES
+    return with_companions(make_buckets(named, bucket_bytes, first_bytes), optimizer), bucket_bytes
 
 
 def usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:

@@ -67,7 +67,7 @@ class ParameterBucket:
             self.num_parameters + 2 + len(sizes), dtype=example.dtype, device=example.device
         )
         self.companions: Mapping[str, Parameters] = {}
-        self.read_rate: Callable[[], float] = lambda: 1.0
+        self.read_rate: Callable[[], float | None] = lambda: None
         self._gradients, self._weight, self._uneven, self._used = self.gradient.split(
             [self.num_parameters, 1, 1, len(sizes)]
         )
@@ -79,7 +79,7 @@ class ParameterBucket:
         return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
 
     @property
-    def rate(self) -> float:
+    def rate(self) -> float | None:
         return self.read_rate()
 
     def name_at(self, place: int) -> str:

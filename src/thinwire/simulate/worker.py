@@ -16,10 +16,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine import state
-from thinwire.engine.attach import FIRST_BUCKET_BYTES, usual_bucket_bytes
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.attach import buckets_for
 from thinwire.engine.buffers import Buffers
-from thinwire.engine.companions import with_companions
 from thinwire.engine.deferred import Deferred
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.mixer import Mixer
@@ -114,11 +112,9 @@ class VirtualWorker:
         self._wire = MeteredWire(wire, self._meter)
         self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
         named = [(name, p) for name, p in learner.model.named_parameters() if p.requires_grad]
-        bucket_bytes, first_bytes = stage.ways.bucket_bytes, None
-        if bucket_bytes is None:
-            bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, wire.world_size)
-            first_bytes = FIRST_BUCKET_BYTES
-        self._buckets = with_companions(make_buckets(named, bucket_bytes, first_bytes), learner.optimizer)
+        self._buckets, bucket_bytes = buckets_for(
+            named, learner.optimizer, strategy, wire.world_size, stage.ways.bucket_bytes
+        )
         self._timetable = _timetable([(name, p.numel()) for name, p in named], self._buckets, stage.ways)
         self._buffers = Buffers(learner.model, "rank0" if strategy.replicas_agree else "local", self._engine)
         self.state = strategy.init(self._buckets, self._wire)

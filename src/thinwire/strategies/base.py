@@ -80,8 +80,8 @@ class Bucket(Gradients, Parameters, Protocol):
         ...
 
     @property
-    def rate(self) -> float:
-        """The learning rate that these gradients will be applied with; 1 where nobody knows."""
+    def rate(self) -> float | None:
+        """The learning rate that these gradients will be applied with; None where nobody knows."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
@@ -61,8 +61,11 @@ class GTopK(SparseStrategy):
     """
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
+        from thinwire.compress.sparse import merge_messages_
+
         inbox = Message(turn.new_words(turn.form.num_words), turn.form)
-        merge_ = _merge(turn, message, inbox)
+        own, other = message.sparse, inbox.sparse
+        own_tail, other_tail = message.tail(turn.residual), inbox.tail(turn.residual)
         for hop in hops(wire.rank, wire.world_size):
             await wire.exchange(
                 send=message.words if hop.sends else None,
@@ -74,7 +77,9 @@ class GTopK(SparseStrategy):
             if turn.is_meta:
                 continue
             if hop.block:
-                merge_(wire.rank % hop.block, hop.block)
+                share = wire.rank % hop.block, hop.block
+                turn.give_back_(merge_messages_(own, other, turn.form.layout, share=share))
+                own_tail.add_(other_tail)
             elif hop.receives:
                 message = inbox
         if not turn.is_meta:
@@ -93,17 +98,3 @@ class GTopK(SparseStrategy):
         if others:
             yield Round(op="exchange", send_bytes=size, ranks=(0, others))
             yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
-
-
-def _merge(turn: Turn, message: Message, inbox: Message) -> Callable[[int, int], None]:
-    """What overwrites the message with the largest of both; a share of the others stays with this worker."""
-    from thinwire.compress.sparse import merge_messages_
-
-    own, other = message.sparse, inbox.sparse
-    own_tail, other_tail = message.tail(turn.residual), inbox.tail(turn.residual)
-
-    def merge_(place: int, block: int) -> None:
-        turn.give_back_(merge_messages_(own, other, turn.form.layout, share=(place, block)))
-        own_tail.add_(other_tail)
-
-    return merge_

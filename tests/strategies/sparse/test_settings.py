@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from tests.strategies.sparse.world import World, random_gradients
+from tests.strategies.sparse.world import FlatBucket, World, random_gradients
 from tests.worlds import run_threads
 from thinwire.errors import NumericError, PeerLost, SettingError
 from thinwire.strategies.sparse.gauge import JUDGED, PROBES, Gauge
 from thinwire.wire.base import Wire
+from thinwire.wire.threads import ThreadWorld
 
 SHAPE = [(300, 4)]
 
@@ -111,6 +112,13 @@ def test_the_rate_that_is_kept_is_the_optimizers() -> None:
         return seen
 
     assert run_threads(2, work) == [[[0.1], [0.05], [0.02]]] * 2
+
+
+def test_a_rate_that_nobody_knows_cannot_be_kept() -> None:
+    with pytest.raises(SettingError, match=r"TopK\.keep_rate must be False where the optimizer is not known"):
+        tw.TopK(keep_rate=True).init(
+            [FlatBucket(0, 300, torch.zeros(304), rate=None)], ThreadWorld(2).wire(0)
+        )
 
 
 def test_a_dense_step_applies_everything_that_was_kept() -> None:

@@ -28,7 +28,7 @@ class FlatBucket:
     exact_from: int
     gradient: Tensor
     companions: Mapping[str, Parameters] = field(default_factory=dict)
-    rate: float = 1.0
+    rate: float | None = 1.0
 
     @property
     def num_parameters(self) -> int:

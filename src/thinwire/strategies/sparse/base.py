@@ -113,7 +113,7 @@ class SparseStrategy(Strategy):
             threshold=new_threshold(residuals),
             weights=[float(numel) for numel in numels],
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
-            rates=[bucket.rate for bucket in buckets],
+            rates=self._rates(buckets),
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
         state.fixed = Fixed(buckets, gauge)
@@ -123,6 +123,18 @@ class SparseStrategy(Strategy):
         """Where the region of each owner begins at first; none where nobody owns anything."""
         return []
 
+    def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
+        if not self.keep_rate:
+            return []
+        rates = [bucket.rate for bucket in buckets]
+        known = [rate for rate in rates if rate is not None]
+        if len(known) < len(rates):
+            raise SettingError(
+                f"{type(self).__name__}.keep_rate must be False where the optimizer is not known, got True",
+                hint="join it by tw.attach(model, optimizer, ...), which knows the learning rate",
+            )
+        return known
+
     async def reduce(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         if bucket.index == 0:
             self._begin(state, wire)
@@ -130,10 +142,10 @@ class SparseStrategy(Strategy):
         if self.clip_norm is not None:
             await self._clip(bucket, state, wire.world_size, self.clip_norm)
         self._accelerate_(bucket, state)
-        if self.keep_rate:
-            self._keep_rate_(bucket.index, state)
         if wire.world_size == 1:
             return
+        if self.keep_rate:
+            self._keep_rate_(bucket.index, state)
         gauge = state.fixed.gauge
         gauge.begin(wire.now())
         form = state.fixed.forms[bucket.index]
@@ -183,7 +195,7 @@ class SparseStrategy(Strategy):
     def _keep_rate_(self, index: int, state: SparseState) -> None:
         """Make a residual so much larger as the learning rate has become smaller."""
         before, now = state.rates[index], state.fixed.buckets[index].rate
-        if now > 0:
+        if now:
             if before not in (0, now):
                 state.residuals[index].mul_(before / now)
             state.rates[index] = now

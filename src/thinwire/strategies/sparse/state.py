@@ -49,7 +49,7 @@ class SparseState:
     regions: list[list[int]]
     """With owners: where the region of each of them begins; the same on all workers."""
     rates: list[float]
-    """The learning rate that each bucket's residual is meant for."""
+    """If rates are kept: the learning rate that each bucket's residual is meant for."""
     step: int = -1
     """Of the gradients under way."""
     fixed: Fixed = field(init=False, repr=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from thinwire.compress.layout import COUNT, PASSED
@@ -114,16 +115,16 @@ class Turn:
 
     def give_back_(self, entries: Sparse) -> None:
         """What is not applied stays to be sent later."""
-        from thinwire.compress.sparse import add_, merge
+        from thinwire.compress.sparse import add_
 
         if entries.index.device == self.residual.device:
             add_(self.residual, entries)
-        else:  # none twice, so that the sum does not depend on the order in which a GPU adds them
-            self.returned[:] = [merge(self.returned[0], entries) if self.returned else entries]
+        else:
+            self.returned.append(entries)
 
     def finish_(self, sums: Iterable[Sparse], tail: Tensor, world_size: int) -> None:
         """Overwrite the gradients with the mean: these entries, and this tail, of sums over workers."""
-        from thinwire.compress.sparse import add_
+        from thinwire.compress.sparse import add_, merge
 
         # Half-precision gradients are summed in what their residual has.
         wide = (
@@ -131,8 +132,8 @@ class Turn:
             if self.lossy.dtype == self.residual.dtype
             else self.residual.new_zeros(self.lossy.shape)
         )
-        for entries in self.returned:
-            add_(self.residual, entries)
+        if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
+            add_(self.residual, reduce(merge, self.returned))
         wide.zero_()
         for entries in sums:
             add_(wide, entries, 1 / world_size)
