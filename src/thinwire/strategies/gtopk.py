@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.state import SparseState
-from thinwire.strategies.sparse.turn import Message, Turn
+from thinwire.strategies.sparse.turn import TAGS, Message, Turn
 from thinwire.traffic import Round
 from thinwire.wire.base import Wire
+
+if TYPE_CHECKING:
+    from thinwire.compress.sparse import Sparse
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,9 @@ class GTopK(SparseStrategy):
     Bandwidth Networks, 2019, arXiv:1901.04359.
     """
 
+    complete: bool = True
+    """Apply all that any worker holds at the places that were kept, not only what was selected there."""
+
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
         from thinwire.compress.sparse import merge_messages_
 
@@ -82,19 +89,59 @@ class GTopK(SparseStrategy):
                 own_tail.add_(other_tail)
             elif hop.receives:
                 message = inbox
+        sums = [] if turn.is_meta else [message.entries()]
+        if self.complete:
+            sums += await self._held(turn, sums, state, wire)
         if not turn.is_meta:
             state.weights[turn.index] = 1.0 + message.passed
-            turn.finish_([message.entries()], message.tail(turn.residual), wire.world_size)
+            turn.finish_(sums, message.tail(turn.residual), wire.world_size)
+
+    async def _held(self, turn: Turn, kept: Sequence[Sparse], state: SparseState, wire: Wire) -> list[Sparse]:
+        """Take what residuals hold at the places that were kept; the sum over all workers, which add it up in
+        the same pairs."""
+        from thinwire.compress.sparse import Sparse
+
+        own, other = (turn.new_words(_num_words(turn.form)).view(turn.residual.dtype) for _ in range(2))
+        for entries in kept:
+            own[: entries.index.numel()] = turn.take_(entries.index)
+            if self.momentum:  # what is sent shall not push on
+                velocity = state.velocities[turn.index]
+                velocity[entries.index.to(velocity.device)] = 0
+        for hop in hops(wire.rank, wire.world_size):
+            await wire.exchange(
+                send=own if hop.sends else None,
+                to=hop.peer if hop.sends else None,
+                recv=other if hop.receives else None,
+                source=hop.peer if hop.receives else None,
+                tag=turn.tag + TAGS // 2 + hop.number,
+            )
+            if hop.block:
+                own.add_(other)
+            elif hop.receives:
+                own = other
+        return [Sparse(entries.index, own[: entries.index.numel()]) for entries in kept]
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
-        levels = world_size.bit_length() - 1
-        core = 1 << levels
-        size, others = form.num_bytes, world_size - core
-        if others:
-            yield Round(op="exchange", send_bytes=size, ranks=(core, world_size))
-            yield Round(op="exchange", recv_bytes=size, ranks=(0, others))
-        for _ in range(levels):
-            yield Round(op="exchange", send_bytes=size, recv_bytes=size, ranks=(0, core))
-        if others:
-            yield Round(op="exchange", send_bytes=size, ranks=(0, others))
-            yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
+        yield from _rounds(form.num_bytes, world_size)
+        if self.complete:
+            yield from _rounds(4 * _num_words(form), world_size)
+
+
+def _num_words(form: Form) -> int:
+    """Of one number for each entry."""
+    return form.layout.capacity * form.layout.itemsize // 4
+
+
+def _rounds(size: int, world_size: int) -> Iterable[Round]:
+    """The wire operations of all hops with messages of so many bytes."""
+    levels = world_size.bit_length() - 1
+    core = 1 << levels
+    others = world_size - core
+    if others:
+        yield Round(op="exchange", send_bytes=size, ranks=(core, world_size))
+        yield Round(op="exchange", recv_bytes=size, ranks=(0, others))
+    for _ in range(levels):
+        yield Round(op="exchange", send_bytes=size, recv_bytes=size, ranks=(0, core))
+    if others:
+        yield Round(op="exchange", send_bytes=size, ranks=(0, others))
+        yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))

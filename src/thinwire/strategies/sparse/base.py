@@ -60,7 +60,11 @@ class SparseStrategy(Strategy):
         check(self.cooldown_steps >= 0, f"{name}.cooldown_steps", "0 or more steps", self.cooldown_steps)
         least = self.warmup_steps + self.cooldown_steps
         ends = (self.total_steps or 0) >= least if self.cooldown_steps else self.total_steps is None
-        rule = f"at least {least}, warm-up and cool-down" if self.cooldown_steps else "None without cooldown_steps"
+        rule = (
+            f"at least {least}, warm-up and cool-down"
+            if self.cooldown_steps
+            else "None without cooldown_steps"
+        )
         check(ends, f"{name}.total_steps", rule, self.total_steps)
         check(0 <= self.momentum < 1, f"{name}.momentum", "0 or more and below 1", self.momentum)
         positive = self.clip_norm is None or self.clip_norm > 0

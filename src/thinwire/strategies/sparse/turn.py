@@ -122,9 +122,24 @@ class Turn:
         else:
             self.returned.append(entries)
 
+    def take_(self, index: Tensor) -> Tensor:
+        """Move what is kept at these places out of the residual, to where messages are."""
+        self._keep_returned_()
+        place = index.to(self.residual.device)
+        values = self.residual[place]
+        self.residual[place] = 0
+        return values.to(index.device)
+
+    def _keep_returned_(self) -> None:
+        from thinwire.compress.sparse import add_, merge
+
+        if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
+            add_(self.residual, reduce(merge, self.returned))
+            self.returned.clear()
+
     def finish_(self, sums: Iterable[Sparse], tail: Tensor, world_size: int) -> None:
         """Overwrite the gradients with the mean: these entries, and this tail, of sums over workers."""
-        from thinwire.compress.sparse import add_, merge
+        from thinwire.compress.sparse import add_
 
         # Half-precision gradients are summed in what their residual has.
         wide = (
@@ -132,8 +147,7 @@ class Turn:
             if self.lossy.dtype == self.residual.dtype
             else self.residual.new_zeros(self.lossy.shape)
         )
-        if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
-            add_(self.residual, reduce(merge, self.returned))
+        self._keep_returned_()
         wide.zero_()
         for entries in sums:
             add_(wide, entries, 1 / world_size)
