@@ -40,10 +40,6 @@ class SparseStrategy(Strategy):
     """Send exactly the largest of each bucket, instead of those above one threshold for all: slower."""
     warmup_steps: int = 0
     """Steps in which the density falls from 0.25 to what it is to be."""
-    cooldown_steps: int = 0
-    """Last steps of the training, in which the density rises to 0.25 again; needs `total_steps`."""
-    total_steps: int | None = None
-    """Steps of the whole training, where it has a cool-down."""
     momentum: float = 0.0
     """Momentum that each worker applies before it selects (DGC's correction), for an optimizer without."""
     clip_norm: float | None = None
@@ -57,15 +53,6 @@ class SparseStrategy(Strategy):
         check(0 < self.density <= 1, f"{name}.density", "above 0 and at most 1", self.density)
         check_one_of(f"{name}.payload", self.payload, get_args(Values))
         check(self.warmup_steps >= 0, f"{name}.warmup_steps", "0 or more steps", self.warmup_steps)
-        check(self.cooldown_steps >= 0, f"{name}.cooldown_steps", "0 or more steps", self.cooldown_steps)
-        least = self.warmup_steps + self.cooldown_steps
-        ends = (self.total_steps or 0) >= least if self.cooldown_steps else self.total_steps is None
-        rule = (
-            f"at least {least}, warm-up and cool-down"
-            if self.cooldown_steps
-            else "None without cooldown_steps"
-        )
-        check(ends, f"{name}.total_steps", rule, self.total_steps)
         check(0 <= self.momentum < 1, f"{name}.momentum", "0 or more and below 1", self.momentum)
         positive = self.clip_norm is None or self.clip_norm > 0
         check(positive, f"{name}.clip_norm", "None or a positive number", self.clip_norm)
@@ -95,11 +82,6 @@ class SparseStrategy(Strategy):
     @property
     def adapts_in(self) -> int:
         return self.warmup_steps + PROBES.stop
-
-    def density_at(self, step: int) -> float:
-        """What the density of a step is to be."""
-        end = self.total_steps or 0
-        return density_at(step, self.density, self.warmup_steps, range(end - self.cooldown_steps, end))
 
     @property
     def conserved(self) -> tuple[str, ...]:
@@ -230,7 +212,7 @@ class SparseStrategy(Strategy):
         if self.exact:
             select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
         else:
-            density = AIM * self.density_at(state.step)
+            density = AIM * density_at(state.step, self.density, self.warmup_steps)
             threshold = state.threshold.before(turn.index, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
         message.tail(turn.residual).copy_(turn.tail)
@@ -281,15 +263,14 @@ class SparseStrategy(Strategy):
         probing = step - self.warmup_steps in PROBES
         if probing:  # what the others then have room for is to be known beforehand, too
             weights = [float(numel) for numel in numels]
-        density = self.density_at(step)
-        room = total_room(numels, density, quantum)
+        room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
         rooms = divide_room(numels, weights, room, quantum)
         forms = [
             form_of(room, all_of_it - numel, itemsize, self.payload) if room else None
             for room, numel, (all_of_it, itemsize) in zip(rooms, numels, sizes.buckets, strict=True)
         ]
         dense: list[Form | None] = [None] * len(forms)
-        if density > self.density:
+        if step < self.warmup_steps:
             sent = [
                 total(self._rounds(each, sizes, world_size), rank=0, world_size=world_size).sent_bytes
                 for each in (forms, dense)

@@ -10,27 +10,21 @@ from collections.abc import Sequence
 
 FIRST_DENSITY = 0.25
 FALL = 4
-"""Stages of the warm-up begin at FIRST_DENSITY, each a FALL-th of the one before (as in DGC); a cool-down
-goes through them backwards."""
+"""Stages of the warm-up begin at FIRST_DENSITY, each a FALL-th of the one before (as in DGC)."""
 
 
-def density_at(step: int, density: float, warmup_steps: int, cooldown: range = range(0)) -> float:
-    """The density of a step: down to `density` in stages of equal length, and up again at the end.
+def density_at(step: int, density: float, warmup_steps: int) -> float:
+    """The density of a step: in stages of equal length down to `density`.
 
     >>> [density_at(step, 0.001, 8) for step in (0, 2, 4, 6, 8)]
     [0.25, 0.0625, 0.015625, 0.00390625, 0.001]
-    >>> [density_at(step, 0.01, 0, range(10, 13)) for step in (9, 10, 11, 12, 13)]
-    [0.01, 0.015625, 0.0625, 0.25, 0.25]
     """
+    if step >= warmup_steps:
+        return density
     stages = [FIRST_DENSITY]
     while stages[-1] / FALL > density:
         stages.append(stages[-1] / FALL)
-    if step < warmup_steps:
-        return max(density, stages[step * len(stages) // warmup_steps])
-    if cooldown and step >= cooldown.start:
-        left = max(0, cooldown.stop - 1 - step)
-        return max(density, stages[left * len(stages) // len(cooldown)])
-    return density
+    return max(density, stages[step * len(stages) // warmup_steps])
 
 
 def total_room(numels: Sequence[int], density: float, quantum: int) -> int:
