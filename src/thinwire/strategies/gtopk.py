@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from thinwire.traffic import Round
 from thinwire.wire.base import Wire
 
 if TYPE_CHECKING:
-    from thinwire.compress.sparse import Sparse
+    from torch import Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,37 +50,43 @@ def hops(rank: int, world_size: int) -> Iterator[Hop]:
         yield Hop(number=levels + 1, peer=rank + core, sends=True)
 
 
+async def meet(hop: Hop, wire: Wire, own: Tensor, other: Tensor, *, tag: int) -> None:
+    """Send `own` to the peer, and receive its into `other`, as the hop says."""
+    await wire.exchange(
+        send=own if hop.sends else None,
+        to=hop.peer if hop.sends else None,
+        recv=other if hop.receives else None,
+        source=hop.peer if hop.receives else None,
+        tag=tag + hop.number,
+    )
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GTopK(SparseStrategy):
-    """Keep only the largest gradients over all workers: 2k words in each of log2(P) rounds.
+    """Keep only the largest gradients over all workers: 3k words in each of log2(P) rounds.
 
     With a = gradient + residual, every worker begins with the k largest of its own a. In each round two
     blocks of workers add up what they have and keep the k largest of the sum (of equal ones that of lower
-    index); the step is made with what is left after the last round, divided by P. No gradient is lost: what
-    a merge drops goes into the residual of the worker with rank `index mod B` in the merged block of B
-    workers, also if the same index is kept elsewhere.
+    index). No gradient is lost: what a merge drops goes into the residual of the worker with rank
+    `index mod B` in the merged block of B workers, also if the same index is kept elsewhere. The step is made
+    with what is left after the last round and what residuals hold at these indices, divided by P.
 
     Reference: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
     Bandwidth Networks, 2019, arXiv:1901.04359.
     """
 
     complete: bool = True
-    """Apply all that any worker holds at the places that were kept, not only what was selected there."""
+    """Apply all that any worker holds at the indices that are kept, for k more words in each round; without,
+    only what workers selected there, as in the paper."""
 
     async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        from thinwire.compress.sparse import merge_messages_
+        from thinwire.compress.sparse import Sparse, merge_messages_
 
         inbox = Message(turn.new_words(turn.form.num_words), turn.form)
         own, other = message.sparse, inbox.sparse
         own_tail, other_tail = message.tail(turn.residual), inbox.tail(turn.residual)
         for hop in hops(wire.rank, wire.world_size):
-            await wire.exchange(
-                send=message.words if hop.sends else None,
-                to=hop.peer if hop.sends else None,
-                recv=inbox.words if hop.receives else None,
-                source=hop.peer if hop.receives else None,
-                tag=turn.tag + hop.number,
-            )
+            await meet(hop, wire, message.words, inbox.words, tag=turn.tag)
             if turn.is_meta:
                 continue
             if hop.block:
@@ -89,37 +95,28 @@ class GTopK(SparseStrategy):
                 own_tail.add_(other_tail)
             elif hop.receives:
                 message = inbox
-        sums = [] if turn.is_meta else [message.entries()]
-        if self.complete:
-            sums += await self._held(turn, sums, state, wire)
+        held = await self._held(turn, message, state, wire) if self.complete else None
         if not turn.is_meta:
+            sums = [message.entries()]
+            if held is not None:
+                index = sums[0].index
+                sums.append(Sparse(index, held[: index.numel()]))
             state.weights[turn.index] = 1.0 + message.passed
             turn.finish_(sums, message.tail(turn.residual), wire.world_size)
 
-    async def _held(self, turn: Turn, kept: Sequence[Sparse], state: SparseState, wire: Wire) -> list[Sparse]:
-        """Take what residuals hold at the places that were kept; the sum over all workers, which add it up in
-        the same pairs."""
-        from thinwire.compress.sparse import Sparse
-
+    async def _held(self, turn: Turn, result: Message, state: SparseState, wire: Wire) -> Tensor:
+        """Take out of residuals what they hold at the indices of the result; the sum over all workers."""
         own, other = (turn.new_words(_num_words(turn.form)).view(turn.residual.dtype) for _ in range(2))
-        for entries in kept:
-            own[: entries.index.numel()] = turn.take_(entries.index)
-            if self.momentum:  # what is sent shall not push on
-                velocity = state.velocities[turn.index]
-                velocity[entries.index.to(velocity.device)] = 0
+        if not turn.is_meta:
+            own[: result.count] = turn.take_(result.entries().index)
+            self.stop_(result, turn, state)
         for hop in hops(wire.rank, wire.world_size):
-            await wire.exchange(
-                send=own if hop.sends else None,
-                to=hop.peer if hop.sends else None,
-                recv=other if hop.receives else None,
-                source=hop.peer if hop.receives else None,
-                tag=turn.tag + TAGS // 2 + hop.number,
-            )
+            await meet(hop, wire, own, other, tag=turn.tag + TAGS // 2)
             if hop.block:
                 own.add_(other)
             elif hop.receives:
                 own = other
-        return [Sparse(entries.index, own[: entries.index.numel()]) for entries in kept]
+        return own
 
     def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
         yield from _rounds(form.num_bytes, world_size)

@@ -223,10 +223,14 @@ class SparseStrategy(Strategy):
             refuse(turn.residual, name_at)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
-        if self.momentum:  # what is sent shall not push on (factor masking)
-            velocity = state.velocities[turn.index]
-            velocity[message.entries().index.to(velocity.device)] = 0
+        self.stop_(message, turn, state)
         return message
+
+    def stop_(self, sent: Message, turn: Turn, state: SparseState) -> None:
+        """With momentum: these entries shall not push on (factor masking)."""
+        if self.momentum:
+            velocity = state.velocities[turn.index]
+            velocity[sent.entries().index.to(velocity.device)] = 0
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         """Send every number of a bucket, with what was kept of it."""
