@@ -41,6 +41,17 @@ def test_momentum_is_corrected_and_masked() -> None:
         torch.testing.assert_close(applied, expected / size, rtol=1e-12, atol=1e-12)
 
 
+def test_what_gtopk_completes_stops_on_every_worker() -> None:
+    world = World(tw.GTopK(density=0.04, momentum=0.9), 3, SHAPE)
+    [applied] = world.step(random_gradients(3, SHAPE, seed=0))[0]
+    kept = applied[:300].nonzero().view(-1)
+    assert len(kept)
+    for state in world.states:
+        assert not state.velocities[0][kept].any()
+        assert not state.residuals[0][kept].any()
+        assert state.velocities[0].any()
+
+
 def test_momentum_of_a_world_of_one_is_that_of_sgd() -> None:
     def weights(strategy: tw.GTopK | tw.Silent, momentum: float) -> Tensor:
         torch.manual_seed(0)
