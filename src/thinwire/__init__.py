@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from thinwire import data
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
-    from thinwire.engine.link import Link, Stats
+    from thinwire.engine.link import Link
+    from thinwire.engine.stats import Stats
     from thinwire.integrations.ddp import ddp_hook
 
 __all__ = [
@@ -42,7 +43,7 @@ __version__ = version("thinwire")
 _LAZY = {
     "Checkpoint": "thinwire.engine.checkpoint",
     "Link": "thinwire.engine.link",
-    "Stats": "thinwire.engine.link",
+    "Stats": "thinwire.engine.stats",
     "attach": "thinwire.engine.attach",
     "ddp_hook": "thinwire.integrations.ddp",
 }

@@ -61,7 +61,7 @@ def train(strategy: Strategy, wire: Wire | None, steps: int = STEPS) -> Outcome:
     ) as link:
         losses = [step_once(model, optimizer, step, link.rank) for step in range(steps)]
         link.settle()
-        counted, sizes = link._meter.traffic, link.sizes
+        counted, sizes = link._talk.meter.traffic, link.sizes
         assert link.stats.steps == steps
         distance, state = link.consensus_distance(), link.state_dict()
     cluster = Cluster(world_size=link.world_size)

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import socket
-import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,34 +17,17 @@ from thinwire.engine.beside import Beside
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.deferred import Deferred
-from thinwire.engine.driver import ProgressThread, Task
+from thinwire.engine.driver import Task
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Reducer
-from thinwire.errors import DataError, PeerError, PeerLost, UsageError, check
+from thinwire.engine.stats import Stats
+from thinwire.engine.talk import Talk
+from thinwire.errors import DataError, UsageError, check
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.traffic import Sizes
 from thinwire.wire.base import Wire, Work
-from thinwire.wire.metered import Meter, MeteredWire
 from thinwire.wire.ranges import range_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What a link has done so far on this worker."""
-
-    steps: int
-    """Optimizer steps."""
-    rounds: int
-    """Wire operations."""
-    sent_bytes: int
-    received_bytes: int
-    messages: int
-    """Messages sent."""
-    exposed_s: float
-    """Seconds the training thread waited for the wire with nothing else to do."""
-    instruments: Mapping[str, float] = field(default_factory=dict)
-    """What the strategy tells of itself, by name."""
 
 
 class Link:
@@ -71,29 +51,24 @@ class Link:
         self._model = model
         self._optimizer = optimizer
         self._buckets = buckets
-        self.timeout_s = timeout_s
-        self._meter, self._engine_meter = Meter(), Meter()
-        self._wire = MeteredWire(wire, self._meter)
-        self._engine = MeteredWire(wire.lane("engine"), self._engine_meter)
-        self._steps = 0
-        self._exposed_s = 0.0
+        self._talk = Talk(wire, timeout_s)
         # Where replicas differ so may their buffers, and Silent must stay silent.
-        self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._engine)
+        self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._talk.engine)
         self._attached = True
         self._parameters = {id(p): p for bucket in buckets for p in bucket.parameters}
-        self._state = strategy.init(buckets, self._wire)
+        self._state = strategy.init(buckets, self._talk.wire)
         self._reducer: Reducer | Deferred = (
             Deferred(model, optimizer, buckets, bucket_bytes, self)
             if strategy.overlap == "forward"
             else Reducer(buckets, strategy.overlap, self)
         )
-        self._progress = ProgressThread("thinwire-progress")  # not earlier: what is above may refuse
+        self._talk.open()  # not earlier: what is above may refuse
         settle = self._settle if overrides(strategy, "settle") else None
-        self._mixer = Mixer(buckets, self._mix, settle, self._progress.driver, self._wire.now)
+        self._mixer = Mixer(buckets, self._mix, settle, self._talk.driver, self._talk.wire.now)
         self._serving: Task | None = None
         self._besides: list[Beside] = []
         if overrides(strategy, "serve"):
-            self._serving = self._start(strategy.serve(self._state, self._wire), "serve")
+            self._serving = self._talk.start(strategy.serve(self._state, self._talk.wire), "serve")
         if overrides(strategy, "reduce"):
             self._reducer.hook()
         self._handles = [
@@ -105,18 +80,22 @@ class Link:
             self._readers.hook(self._handles)
         claims.claim(self._parameters.values())
 
+    @property
+    def timeout_s(self) -> float:
+        return self._talk.timeout_s
+
     # -- what users ask ---------------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
-        traffic = self._meter.traffic + self._engine_meter.traffic
+        traffic = self._talk.traffic
         return Stats(
-            steps=self._steps,
-            rounds=self._meter.rounds + self._engine_meter.rounds,
+            steps=self._talk.steps,
+            rounds=self._talk.rounds,
             sent_bytes=traffic.sent_bytes,
             received_bytes=traffic.received_bytes,
             messages=traffic.messages,
-            exposed_s=self._exposed_s,
+            exposed_s=self._talk.exposed_s,
             instruments=self.strategy.instruments(self._state),
         )
 
@@ -133,19 +112,17 @@ class Link:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
-        total = torch.tensor(values, dtype=torch.float64)
-        self._wait(self._engine.all_reduce_(total))
-        return [float(value) for value in total]
+        return self._talk.sum(values)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size; called by all workers."""
         self._reducer.settle()  # but not the mixer: measuring must not land exchanges early
-        return replicas.consensus_distance(self._buckets, self._engine, self._wait)
+        return replicas.consensus_distance(self._buckets, self._talk.engine, self._talk.wait)
 
     def state_dict(self) -> dict[str, Any]:
         """What of the link must survive a stop, for this worker."""
         self.settle()
-        return {"strategy": repr(self.strategy), "steps": self._steps, "state": state.dump(self._state)}
+        return {"strategy": repr(self.strategy), "steps": self._talk.steps, "state": state.dump(self._state)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         if saved["strategy"] != repr(self.strategy):
@@ -154,7 +131,7 @@ class Link:
                 hint="attach with the strategy the state was saved with",
             )
         self.settle()
-        self._steps = saved["steps"]
+        self._talk.steps = saved["steps"]
         self._state = state.load(self._state, saved["state"])
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
@@ -165,7 +142,7 @@ class Link:
     def beside(self, name: str, settle: Callable[[], None]) -> Beside:
         """A lane and a thread for something else that talks beside training; made by all workers at the same
         point, and ended with the link. `settle` finishes what it has under way; its traffic is in `stats`."""
-        lane = self._engine.lane(f"{name} {len(self._besides)}")
+        lane = self._talk.engine.lane(f"{name} {len(self._besides)}")
         self._besides.append(Beside(lane, name, settle))
         return self._besides[-1]
 
@@ -173,7 +150,7 @@ class Link:
         """Every worker's text, in order of rank; called by all workers."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        return replicas.gather_texts(text, self._engine, self._wait)
+        return self._talk.gather_texts(text)
 
     # -- what users steer -------------------------------------------------------------------------
 
@@ -212,7 +189,9 @@ class Link:
                 pass
         self._buffers.joining, self._buffers.present = False, True
         if self.strategy.replicas_agree:
-            self._adopt_last()
+            self.settle()
+            everything = self._model, self._optimizer, self._talk.steps
+            self._talk.steps = replicas.adopt_last(*everything, self._talk.engine, self._talk.wait)
 
     def settle(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
@@ -234,20 +213,21 @@ class Link:
         them already; then this only returns their norm.
         """
         with self._reducer.gradients():
-            limit = norm_to_clip(self.strategy, max_norm, self._wire.world_size)
+            limit = norm_to_clip(self.strategy, max_norm, self.world_size)
             return nn.utils.clip_grad_norm_(self._model.parameters(), limit, norm_type)
 
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
         self.settle()
-        replicas.average_tensors_(self._averageable(), self._engine, self._wait)
+        tensors = replicas.averageable(self._model)
+        replicas.average_tensors_(tensors, self._talk.engine, self._talk.wait)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
         self.settle()
-        tensors = self._averageable()
+        tensors = replicas.averageable(self._model)
         own = [t.detach().clone() for t in tensors]
         self.average_()
         try:
@@ -266,19 +246,10 @@ class Link:
         try:
             self.settle()
             self._reducer.give_back()
-            self._leave_together()
+            self._talk.leave_together()
         finally:
             self._unhook()
             self._stop()
-
-    def _leave_together(self) -> None:
-        """Nobody closes its connections while others still talk."""
-        everyone = self._engine.all_reduce_(torch.zeros(1))
-        self._tell("detaching")
-        if not everyone.wait(self.timeout_s):
-            raise self._wire.late(
-                f"worker {self.rank} has waited {self.timeout_s:g} s for the others to detach"
-            )
 
     def __enter__(self) -> Self:
         return self
@@ -290,22 +261,8 @@ class Link:
             self.detach()
         elif self._attached:
             self._unhook()
-            self._abandon(error)
-
-    def _abandon(self, error: BaseException) -> None:
-        """Leave because of an error: tell the others why, so that they need not wait to find out."""
-        if not isinstance(error, PeerError):
-            host = socket.gethostname()
-            cause = f"{type(error).__name__}: {error}".strip().rstrip(":")
-            self._wire.fail(
-                PeerLost(
-                    f"worker {self.rank} on {host} left at step {self._steps} with {cause}",
-                    rank=self.rank,
-                    host=host,
-                    hint="see that worker's own output",
-                )
-            )
-        self._stop()
+            self._talk.say_why(error)
+            self._stop()
 
     def _unhook(self) -> None:
         self._attached = False
@@ -319,39 +276,33 @@ class Link:
         """First the threads: a coroutine cannot be closed while it runs there."""
         for each in self._besides:
             each.stop()
-        self._progress.stop()
+        self._talk.stop()
         self._mixer.abandon()
         if self._serving is not None:
             self._serving.coroutine.close()
-        self._wire.close()
+        self._talk.close()
 
     # -- what backward asks (the reducer's Launcher) ------------------------------------------------
 
     def reduce(self, bucket: Gradients) -> Task:
         with range_of("reduce"):
-            return self._start(
-                self.strategy.reduce(bucket, self._state, self._wire), f"reduce {bucket.index}"
-            )
+            reducing = self.strategy.reduce(bucket, self._state, self._talk.wire)
+            return self._talk.start(reducing, f"reduce {bucket.index}")
 
     def send_buffers(self) -> None:
-        self._buffers.send(self._start)
+        self._buffers.send(self._talk.start)
 
     def receiving_buffers(self) -> Iterator[Work]:
         return self._buffers.receiving()
 
     def wait_for(self, works: Iterable[Work]) -> None:
-        """One after another: what comes next may depend on the one before."""
-        for work in works:
-            self._wait(work)
+        self._talk.wait_for(works)
 
     def soon(self, call: Callable[[], None]) -> None:
-        self._progress.soon(call)
+        self._talk.soon(call)
 
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Rank 0's order, on every worker."""
-        data = torch.tensor(order)
-        self._wait(self._engine.broadcast_(data, source=0))
-        return [(int(bucket), int(piece)) for bucket, piece in data.tolist()]
+        return self._talk.agree(order)
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
@@ -368,62 +319,20 @@ class Link:
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
         with range_of("land"):
-            self.wait_for(self._mixer.landing(self._steps))
+            self.wait_for(self._mixer.landing(self._talk.steps))
 
     def _after_step(self) -> None:
         self._reducer.record_step()
-        self._steps += 1
-        self._tell()
+        self._talk.steps += 1
+        self._talk.tell()
         if overrides(self.strategy, "mix"):
             with range_of("mix"):
-                self.wait_for(self._mixer.launching(self._steps))
+                self.wait_for(self._mixer.launching(self._talk.steps))
 
     def _mix(self, bucket: ParameterBucket) -> Task:
-        return self._start(self.strategy.mix(bucket, self._state, self._wire), f"mix {bucket.index}")
+        mixing = self.strategy.mix(bucket, self._state, self._talk.wire)
+        return self._talk.start(mixing, f"mix {bucket.index}")
 
     def _settle(self) -> Task:
-        return self._start(self.strategy.settle(self._buckets, self._state, self._wire), "settle")
-
-    # -- waiting ------------------------------------------------------------------------------------
-
-    def _start(self, coroutine: Coroutine[Any, Any, None], name: str) -> Task:
-        return self._progress.driver.start(coroutine, name)
-
-    def _wait(self, work: Work) -> None:
-        """Wait on an event of ours, never inside a backend, and say who is late if it takes too long."""
-        if work.done() and work.error is None:
-            return
-        began = time.perf_counter()
-        self._tell("waiting")
-        try:
-            with range_of("wait"):
-                arrived = work.wait(self.timeout_s)
-            if not arrived:
-                error = self._wire.late(f"worker {self.rank} has waited {self.timeout_s:g} s")
-                self._wire.fail(error)  # which ends the work too, with the cause that was told first
-                raise work.error or error
-        finally:
-            self._exposed_s += time.perf_counter() - began
-        self._tell()
-
-    def _tell(self, doing: str = "") -> None:
-        self._wire.tell(f"step {self._steps}, {doing}" if doing else f"step {self._steps}")
-
-    def _averageable(self) -> list[Tensor]:
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        return [t for t in tensors if t.is_floating_point()]
-
-    def _adopt_last(self) -> None:
-        """Take model and optimizer of the worker that has done the most steps."""
-        self.settle()
-        steps = torch.empty(self.world_size, dtype=torch.int64)
-        self._wait(self._engine.all_gather(torch.tensor([self._steps]), steps))
-        source = int(steps.argmax())
-        if int(steps.min()) == int(steps.max()):
-            return
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        replicas.broadcast_tensors_(tensors, source, self._engine, self._wait)
-        optimizer = replicas.broadcast_state(self._optimizer.state_dict(), source, self._engine, self._wait)
-        if self.rank != source:
-            self._optimizer.load_state_dict(optimizer)
-        self._steps = int(steps.max())
+        settling = self.strategy.settle(self._buckets, self._state, self._talk.wire)
+        return self._talk.start(settling, "settle")

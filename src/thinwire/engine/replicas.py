@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.errors import PeerDiffers
@@ -133,3 +134,21 @@ def consensus_distance(buckets: Sequence[ParameterBucket], wire: Wire, wait: Wai
         sums[1] += float(mean.double().square().sum())
     wait(wire.all_reduce_(sums))
     return float((sums[0] / sums[1]).sqrt()) if sums[1] > 0 else 0.0
+
+
+def averageable(model: nn.Module) -> list[Tensor]:
+    """Its parameters and floating-point buffers."""
+    return [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
+
+
+def adopt_last(model: nn.Module, optimizer: Optimizer, steps: int, wire: Wire, wait: Wait) -> int:
+    """Take model and optimizer of the worker that has done the most steps, if they differ; its steps."""
+    everyones = torch.empty(wire.world_size, dtype=torch.int64)
+    wait(wire.all_gather(torch.tensor([steps]), everyones))
+    source, most = int(everyones.argmax()), int(everyones.max())
+    if int(everyones.min()) < most:
+        broadcast_tensors_([*model.parameters(), *model.buffers()], source, wire, wait)
+        state = broadcast_state(optimizer.state_dict(), source, wire, wait)
+        if wire.rank != source:
+            optimizer.load_state_dict(state)
+    return most
