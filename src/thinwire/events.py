@@ -116,6 +116,8 @@ class Summary:
     """Part of the training time spent waiting for the wire, averaged over workers."""
     instruments: Mapping[str, float] = field(default_factory=dict)
     """What the strategy tells of itself at the end, averaged over workers."""
+    caution: str = ""
+    """What the strategy has to say of a training with so many steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

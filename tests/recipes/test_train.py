@@ -24,6 +24,7 @@ from thinwire.recipes.config import Choices, RunConfig, read_config, resolve, wr
 from thinwire.recipes.devices import choose_device
 from thinwire.recipes.profile import NUM_STEPS
 from thinwire.recipes.train import Worker, train
+from thinwire.recipes.usual import one_cycle
 from thinwire.recipes.worker import work
 
 
@@ -47,6 +48,20 @@ def run(recipe: Recipe, chosen: RunConfig) -> list[Record]:
     records: list[Record] = []
     train(recipe, chosen, Worker(0, 1), records.append)
     return records
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 3, 4, 5, 9, 50])
+def test_the_rate_goes_up_and_down_in_any_number_of_steps(num_steps: int) -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.5)
+    plan = Plan(world_size=1, batch_size=1, num_steps=num_steps)
+    schedule, rates = one_cycle(optimizer, plan), []
+    for _ in range(num_steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        schedule.step()
+    assert rates[0] == pytest.approx(0.5 / 25)
+    assert max(rates) == pytest.approx(0.5, rel=0.01) or num_steps < 2
+    assert rates[-1] < 0.5 or num_steps < 3
 
 
 def test_one_worker_trains_and_tells() -> None:

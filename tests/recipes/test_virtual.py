@@ -54,6 +54,17 @@ def run(
     return simulate(recipe, settings, cluster, folder)
 
 
+def test_a_density_too_small_for_so_few_steps_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = run(tmp_path / "few", config(strategy="gtopk:density=0.01", batch_size=96)).summary.caution
+    assert told.startswith("GTopK with density=0.01 changes a parameter 0.04 times in 4 steps")
+    assert told in caplog.text
+    caplog.clear()
+    assert run(tmp_path / "exact", config(batch_size=96)).summary.caution == ""
+    assert not caplog.records
+
+
 def test_events_read_like_those_of_a_real_run(tmp_path: Path) -> None:
     simulated = run(tmp_path, config(epochs=2))
     records = [event.record for event in read_events(tmp_path)]

@@ -146,6 +146,7 @@ def _last_words(
         train_s=step_s * steps,
     )
     value = 1 - math.exp(-steps / 22)
+    sparse = str(config["strategy"]) == "gtopk"
     summary = Summary(
         recipe="digits-cnn",
         strategy=str(config["strategy"]),
@@ -165,6 +166,7 @@ def _last_words(
         messages=2 * steps,
         exposed_share=exposed_s / (step_s * steps),
         instruments=TOLD.get(str(config["strategy"]), {"late_rounds": 2.5, "share": 0.25}),
+        caution="GTopK has <few> steps" if sparse else "",
     )
     return [ended, summary] if rank == 0 else [ended]
 

@@ -101,6 +101,7 @@ def test_a_strategy_that_does_not_pay_is_announced_with_both_times(tmp_path: Pat
     page = page_of(make_run(tmp_path / "gtopk", strategy="gtopk"))
     assert "gtopk did not pay there: selecting and sending took 60.0 ms of every step" in page.text
     assert "sending everything with all-reduce would have taken about 30.0 ms" in page.text
+    assert "gtopk: GTopK has <few> steps." in page.text
     assert "did not pay" not in page_of(make_run(tmp_path / "topk", strategy="topk")).text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,8 @@ from thinwire.recipes.config import RunConfig
 from thinwire.recipes.meter import Stats
 from thinwire.strategies import registry as strategies
 from thinwire.strategies.base import overrides
+
+_log = logging.getLogger("thinwire")
 
 
 class Peers(Protocol):
@@ -54,6 +57,16 @@ class Joined:
 
 
 Join = Callable[[nn.Module, Optimizer], AbstractContextManager[Joined]]
+
+
+def caution_of(config: RunConfig, num_steps: int, *, tell: bool) -> str:
+    """What the strategy that `config` names has to say of a training with so many steps."""
+    if config.workers == 1:
+        return ""
+    caution = strategies.build(config.strategy, config.settings).caution(num_steps)
+    if caution and tell:
+        _log.warning(caution)
+    return caution
 
 
 def join_by(config: RunConfig) -> Join:

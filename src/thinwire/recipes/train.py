@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,7 @@ from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.devices import choose_device
 from thinwire.recipes.held import hold, ring_of
-from thinwire.recipes.joined import Join, Joined, Peers, join_by
+from thinwire.recipes.joined import Join, Joined, Peers, caution_of, join_by
 from thinwire.recipes.keep import Carry, Course, keep
 from thinwire.recipes.meter import Meter
 from thinwire.recipes.profile import profiling
@@ -71,6 +71,7 @@ def train(
         data = hold(data, worker.rank, worker.world_size)
     num_steps = config.epochs * shards.num_batches(config.batch_size)
     plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
+    caution = "" if join else caution_of(config, num_steps, tell=worker.rank == 0)
     model = training.model().to(device)
     optimizer = training.optimizer(model, plan)
     course = Course(optimizer, training.schedule, plan)
@@ -125,7 +126,7 @@ def train(
                 if not every or meter.step % every:
                     result = judge(epoch)
         ended = meter.ended()
-        summary = _summary(recipe, config, result, ended, peers)
+        summary = replace(_summary(recipe, config, result, ended, peers), caution=caution)
     emit(ended)
     if worker.rank == 0:
         emit(summary)

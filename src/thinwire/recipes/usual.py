@@ -16,9 +16,12 @@ def adamw(model: nn.Module, plan: Plan, *, rate_at_64: float) -> Optimizer:
 
 
 def one_cycle(optimizer: Optimizer, plan: Plan) -> LRScheduler:
-    """Up for a fifth of the run, then down to nothing."""
+    """Up for a fifth of the run, one step at least, then down to nothing."""
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    return OneCycleLR(optimizer, peaks, total_steps=plan.num_steps + 1, pct_start=0.2, cycle_momentum=False)
+    total = plan.num_steps + 1
+    return OneCycleLR(
+        optimizer, peaks, total_steps=total, pct_start=max(0.2, 2 / total), cycle_momentum=False
+    )
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

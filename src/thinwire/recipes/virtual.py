@@ -23,6 +23,7 @@ from thinwire.hosts.description import Description
 from thinwire.recipes.base import Recipe
 from thinwire.recipes.config import RunConfig, versions
 from thinwire.recipes.devices import choose_device
+from thinwire.recipes.joined import caution_of
 from thinwire.recipes.learners import RecipeLearners, judge
 from thinwire.recipes.meter import Meter
 from thinwire.recipes.train import Result
@@ -138,6 +139,8 @@ class _Run:
             agree=self._strategy.replicas_agree,
             batched=batched,
         )
+        num_steps = cluster.max_steps or self._learners.plan.num_steps
+        self._caution = caution_of(config, num_steps, tell=True)
         self.compute_s = self._learners.measure() if cluster.compute_s is None else cluster.compute_s
         cluster = replace(cluster, compute_s=self.compute_s)
         network = Network(
@@ -267,4 +270,5 @@ class _Run:
             messages=sum(each.messages for each in ended),
             exposed_share=sum(each.exposed_s for each in ended) / len(ended) / train_s,
             instruments=self._instruments(),
+            caution=self._caution,
         )

@@ -84,6 +84,8 @@ def notices(subject: Subject) -> list[str]:
                 "every step, sending everything with all-reduce would have taken about "
                 f"{as_seconds(dense_s)}."
             )
+        if run.summary is not None and run.summary.caution:
+            said.append(f"{training.label}: {run.summary.caution}.")
     if any(timing.emulated for timing in subject.timings):
         said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")
     if any(timing.processor_full for timing in subject.timings):

@@ -149,6 +149,10 @@ class Strategy(Protocol):
         """The wire operations of one worker in its step number `step`, from 0, from sizes alone."""
         return ()
 
+    def caution(self, num_steps: int) -> str:
+        """What somebody should know who trains for so many steps with these settings; mostly nothing."""
+        return ""
+
     def instruments(self, state: Any) -> Mapping[str, float]:
         """What it can tell of itself, by name; the same names on all workers, at any time."""
         return {}

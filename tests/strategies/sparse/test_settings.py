@@ -156,6 +156,17 @@ def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -
             strategy(**settings)  # type: ignore[arg-type]
 
 
+def test_too_few_steps_for_a_density_are_told() -> None:
+    strategy = tw.GTopK(density=0.001)
+    assert strategy.caution(8000) == ""
+    assert strategy.caution(5880) == (
+        "GTopK with density=0.001 changes a parameter 5.9 times in 5,880 steps; fewer than about 8 cost "
+        "accuracy: set density=0.0014 or more, or train longer"
+    )
+    assert strategy.caution(20).endswith("send everything (all-reduce), or train longer")
+    assert tw.AllReduce().caution(1) == ""
+
+
 def test_what_is_not_finite_is_refused_by_name_and_everyone_learns_of_it() -> None:
     def worker(wire: Wire) -> str:
         model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))

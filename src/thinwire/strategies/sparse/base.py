@@ -13,7 +13,7 @@ from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Gradients, Strategy, own_norm
 from thinwire.strategies.sparse.form import Form, form_of
 from thinwire.strategies.sparse.gauge import PROBES, Gauge
-from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
+from thinwire.strategies.sparse.rooms import FIRST_DENSITY, density_at, divide_room, total_room
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
 from thinwire.traffic import Cluster, Round, Sizes, total
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 AIM = 0.9
 """Part of the room in messages that the threshold aims to fill, since what passes it varies."""
+FEWEST_CHANGES = 8
+"""Of a parameter in a training, on average: with fewer, accuracy was lost (docs/gtopk.md)."""
 QUANTUM = 4
 """Room is counted in so many entries, so that no message needs padding."""
 
@@ -284,6 +286,18 @@ class SparseStrategy(Strategy):
         if probing:
             forms[numels.index(max(numels))] = None
         return forms
+
+    def caution(self, num_steps: int) -> str:
+        changes, enough = self.density * num_steps, FEWEST_CHANGES / max(1, num_steps)
+        if changes >= FEWEST_CHANGES:
+            return ""
+        better = (
+            f"set density={enough:.2g} or more" if enough < FIRST_DENSITY else "send everything (all-reduce)"
+        )
+        return (
+            f"{type(self).__name__} with density={self.density:g} changes a parameter {changes:.2g} times in "
+            f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, or train longer"
+        )
 
     def instruments(self, state: SparseState) -> Mapping[str, float]:
         fixed = state.fixed
