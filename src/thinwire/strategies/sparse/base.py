@@ -71,6 +71,11 @@ class SparseStrategy(Strategy):
         """The wire operations for one message."""
         ...
 
+    @property
+    def completes(self) -> bool:
+        """Whether what residuals hold at indices that were applied goes with the next step's messages."""
+        return False
+
     def quantum(self, world_size: int) -> int:
         """Room is divided in multiples of this."""
         return QUANTUM
@@ -116,6 +121,9 @@ class SparseStrategy(Strategy):
             weights=[float(numel) for numel in numels],
             regions=[self.first_regions(numel, wire.world_size) for numel in numels],
             rates=self._rates(buckets),
+            kept=self._no_kept(numels, residuals),
+            rooms=[0] * len(buckets),
+            counts=[0] * len(buckets),
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
         state.fixed = Fixed(buckets, gauge)
@@ -124,6 +132,12 @@ class SparseStrategy(Strategy):
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         """Where the region of each owner begins at first; none where nobody owns anything."""
         return []
+
+    def _no_kept(self, numels: Sequence[int], residuals: Sequence[Tensor]) -> Tensor:
+        import torch
+
+        room = total_room(numels, self.density, QUANTUM) if self.completes else 0
+        return torch.zeros(room, dtype=torch.int32, device=residuals[0].device)
 
     def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
         if not self.keep_rate:
@@ -156,7 +170,8 @@ class SparseStrategy(Strategy):
         else:
             cut = bucket.exact_from
             residual = state.residuals[bucket.index]
-            turn = Turn(bucket.index, bucket.gradient[:cut], bucket.gradient[cut:], residual, form)
+            kept = state.fixed.kept[bucket.index] if form.held else None
+            turn = Turn(bucket.index, bucket.gradient[:cut], bucket.gradient[cut:], residual, form, kept)
             await self.share(turn, self._select(turn, state), state, wire)
         gauge.end(wire.now())
 
@@ -168,7 +183,10 @@ class SparseStrategy(Strategy):
             tuple((b.gradient.numel(), b.gradient.element_size()) for b in fixed.buckets),
             exact=tuple(b.gradient.numel() - b.exact_from for b in fixed.buckets),
         )
-        fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size)
+        fixed.kept = state.last_kept()
+        fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size, state.rooms)
+        state.rooms = self._rooms_to_keep(fixed.forms, state.step)
+        state.counts = [0] * len(state.rooms)
         fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
         fixed.norm, fixed.squares = Work(), 0.0
         fixed.sent = fixed.passed = 0
@@ -209,6 +227,11 @@ class SparseStrategy(Strategy):
         message = turn.new_message()
         if turn.is_meta:
             return message
+        if turn.kept is not None:
+            place = turn.kept.long()
+            message.held(turn.residual)[: place.numel()] = turn.residual[place]
+            turn.residual[place] = 0
+            self._stop_(place, turn.index, state)
         name_at = state.fixed.buckets[turn.index].name_at
         layout, parts = turn.form.layout, (turn.lossy, turn.residual)
         if self.exact:
@@ -225,14 +248,15 @@ class SparseStrategy(Strategy):
             refuse(turn.residual, name_at)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
-        self.stop_(message, turn, state)
+        if self.momentum:
+            self._stop_(message.entries().index, turn.index, state)
         return message
 
-    def stop_(self, sent: Message, turn: Turn, state: SparseState) -> None:
-        """With momentum: these entries shall not push on (factor masking)."""
+    def _stop_(self, sent: Tensor, bucket: int, state: SparseState) -> None:
+        """With momentum: what is sent shall not push on (factor masking)."""
         if self.momentum:
-            velocity = state.velocities[turn.index]
-            velocity[sent.entries().index.to(velocity.device)] = 0
+            velocity = state.velocities[bucket]
+            velocity[sent.to(velocity.device)] = 0
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         """Send every number of a bucket, with what was kept of it."""
@@ -253,8 +277,10 @@ class SparseStrategy(Strategy):
     # -- what it says of itself ---------------------------------------------------------------------
 
     def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
-        forms = self._forms(sizes, [float(numel) for numel in _lossy(sizes)], step, cluster.world_size)
-        return self._rounds(forms, sizes, cluster.world_size)
+        even, world_size = [float(numel) for numel in _lossy(sizes)], cluster.world_size
+        before = self._forms(sizes, even, step - 1, world_size) if step else []
+        held = self._rooms_to_keep(before, step - 1)
+        return self._rounds(self._forms(sizes, even, step, world_size, held), sizes, world_size)
 
     def _rounds(self, forms: Sequence[Form | None], sizes: Sizes, world_size: int) -> Iterable[Round]:
         for form, num_bytes in zip(forms, sizes.bucket_bytes(), strict=True):
@@ -263,17 +289,33 @@ class SparseStrategy(Strategy):
             else:
                 yield from self.sparse_rounds(form, world_size)
 
-    def _forms(self, sizes: Sizes, weights: Sequence[float], step: int, world_size: int) -> list[Form | None]:
-        """What the messages of a step look like; None: that bucket goes dense."""
+    def _rooms_to_keep(self, forms: Sequence[Form | None], step: int) -> list[int]:
+        """How many indices of each bucket are to be remembered of a step; none of the warm-up."""
+        regular = self.completes and step >= self.warmup_steps
+        return [form.layout.capacity if form and regular else 0 for form in forms]
+
+    def _forms(
+        self,
+        sizes: Sizes,
+        weights: Sequence[float],
+        step: int,
+        world_size: int,
+        held: Sequence[int] = (),
+    ) -> list[Form | None]:
+        """What the messages of a step look like; None: that bucket goes dense. `held`: of how many indices
+        of each bucket they also carry what residuals hold."""
         numels, quantum = _lossy(sizes), self.quantum(world_size)
-        probing = step - self.warmup_steps in PROBES
-        if probing:  # what the others then have room for is to be known beforehand, too
+        since = step - self.warmup_steps
+        probing = since in PROBES
+        if probing or since + 1 in PROBES:  # what the others then send is to be known beforehand, too
             weights = [float(numel) for numel in numels]
         room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
         rooms = divide_room(numels, weights, room, quantum)
         forms = [
-            form_of(room, all_of_it - numel, itemsize, self.payload) if room else None
-            for room, numel, (all_of_it, itemsize) in zip(rooms, numels, sizes.buckets, strict=True)
+            form_of(room, all_of_it - numel, kept, itemsize, self.payload) if room else None
+            for room, numel, kept, (all_of_it, itemsize) in zip(
+                rooms, numels, held or [0] * len(rooms), sizes.buckets, strict=True
+            )
         ]
         dense: list[Form | None] = [None] * len(forms)
         if step < self.warmup_steps:

@@ -13,12 +13,14 @@ class Form:
 
     layout: SparseLayout
     tail: int
-    """Numbers after the entries, as wide as the residual's."""
+    """Numbers after the entries, as wide as the residual's: small tensors and bookkeeping, and"""
+    held: int = 0
+    """after these what residuals hold at so many indices at most, which were kept in the step before."""
 
     @property
     def num_words(self) -> int:
         """The message is an int32 tensor of this many words, an even number."""
-        words = self.tail * self.layout.itemsize // 4
+        words = (self.tail + self.held) * self.layout.itemsize // 4
         return self.layout.num_words + words + words % 2
 
     @property
@@ -26,7 +28,7 @@ class Form:
         return 4 * self.num_words
 
 
-def form_of(room: int, tail: int, itemsize: int, values: Values) -> Form:
+def form_of(room: int, tail: int, held: int, itemsize: int, values: Values) -> Form:
     """Of a bucket whose gradients have `itemsize` bytes each; half-precision ones are kept in float32."""
     layout = SparseLayout(capacity=room, values=values, itemsize=max(4, itemsize))
-    return Form(layout=layout, tail=tail)
+    return Form(layout=layout, tail=tail, held=held)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from thinwire.compress.threshold import Threshold
+    from thinwire.strategies.sparse.turn import Message
 
 
 @dataclass(slots=True)
@@ -25,6 +26,8 @@ class Fixed:
     gauge: Gauge
     forms: list[Form | None] = field(default_factory=list)
     """Of this step's messages; None: that bucket goes dense."""
+    kept: list[Tensor] = field(default_factory=list)
+    """Of each bucket the indices that were applied in the step before."""
     norm: Work = field(default_factory=Work)
     """Ends when all gradients of a step have come; used to clip them."""
     squares: float = 0.0
@@ -50,6 +53,27 @@ class SparseState:
     """With owners: where the region of each of them begins; the same on all workers."""
     rates: list[float]
     """If rates are kept: the learning rate that each bucket's residual is meant for."""
+    kept: Tensor
+    """The indices that were applied in the last step, bucket after bucket, each with its room; without any
+    where they are not asked for."""
+    rooms: list[int]
+    """How much room each bucket has among them,"""
+    counts: list[int]
+    """and how many there are of it."""
     step: int = -1
     """Of the gradients under way."""
     fixed: Fixed = field(init=False, repr=False)
+
+    def keep_(self, bucket: int, result: Message) -> None:
+        """Remember which indices were applied."""
+        if room := self.rooms[bucket]:
+            begin = sum(self.rooms[:bucket])
+            index = result.entries().index
+            assert index.numel() <= room, "as many as the message has room for"
+            self.kept[begin : begin + index.numel()] = index
+            self.counts[bucket] = index.numel()
+
+    def last_kept(self) -> list[Tensor]:
+        """Of each bucket, as a copy: the next step overwrites them one by one."""
+        parts = self.kept[: sum(self.rooms)].clone().split(self.rooms)
+        return [part[:count] for part, count in zip(parts, self.counts, strict=True)]

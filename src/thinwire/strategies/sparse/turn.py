@@ -40,7 +40,18 @@ class Message:
 
     def tail(self, like: Tensor) -> Tensor:
         """The part that travels as it is, a view with the dtype of `like`."""
-        return self.words[self.form.layout.num_words :].view(like.dtype)[: self.form.tail]
+        return self._after(like)[: self.form.tail]
+
+    def held(self, like: Tensor) -> Tensor:
+        """The part for what residuals hold, a view with the dtype of `like`."""
+        return self._after(like)[self.form.tail : self.form.tail + self.form.held]
+
+    def travelling(self, like: Tensor) -> Tensor:
+        """Both of them: what is added up as it is."""
+        return self._after(like)[: self.form.tail + self.form.held]
+
+    def _after(self, like: Tensor) -> Tensor:
+        return self.words[self.form.layout.num_words :].view(like.dtype)
 
     def to(self, device: torch.device) -> Message:
         return Message(self.words.to(device), self.form)
@@ -80,6 +91,8 @@ class Turn:
     residual: Tensor
     form: Form
     """Of the message with what this worker sends."""
+    kept: Tensor | None = None
+    """Indices that were kept in the step before, if what residuals hold there is to be applied."""
     returned: list[Sparse] = field(default_factory=list, init=False)
     """What waits on the host for `finish_`, if the residual is elsewhere: sending it there takes as long for
     one merge as for all of them."""
@@ -122,24 +135,12 @@ class Turn:
         else:
             self.returned.append(entries)
 
-    def take_(self, index: Tensor) -> Tensor:
-        """Move what is kept at these places out of the residual, to where messages are."""
-        self._keep_returned_()
-        place = index.to(self.residual.device)
-        values = self.residual[place]
-        self.residual[place] = 0
-        return values.to(index.device)
-
-    def _keep_returned_(self) -> None:
-        from thinwire.compress.sparse import add_, merge
-
-        if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
-            add_(self.residual, reduce(merge, self.returned))
-            self.returned.clear()
-
-    def finish_(self, sums: Iterable[Sparse], tail: Tensor, world_size: int) -> None:
-        """Overwrite the gradients with the mean: these entries, and this tail, of sums over workers."""
-        from thinwire.compress.sparse import add_
+    def finish_(
+        self, sums: Iterable[Sparse], tail: Tensor, world_size: int, held: Tensor | None = None
+    ) -> None:
+        """Overwrite the gradients with the mean: these entries, this tail, and what residuals held, of sums
+        over workers."""
+        from thinwire.compress.sparse import Sparse, add_, merge
 
         # Half-precision gradients are summed in what their residual has.
         wide = (
@@ -147,10 +148,14 @@ class Turn:
             if self.lossy.dtype == self.residual.dtype
             else self.residual.new_zeros(self.lossy.shape)
         )
-        self._keep_returned_()
+        if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
+            add_(self.residual, reduce(merge, self.returned))
         wide.zero_()
         for entries in sums:
             add_(wide, entries, 1 / world_size)
+        if self.kept is not None and held is not None:
+            values = held[: self.kept.numel()].to(self.kept.device)
+            add_(wide, Sparse(self.kept, values), 1 / world_size)
         if wide is not self.lossy:
             self.lossy.copy_(wide)
         self.tail.copy_(tail).div_(world_size)
