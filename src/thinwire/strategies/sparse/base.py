@@ -134,10 +134,10 @@ class SparseStrategy(Strategy):
         return []
 
     def _no_kept(self, numels: Sequence[int], residuals: Sequence[Tensor]) -> Tensor:
-        import torch
+        from thinwire.compress.sparse import new_words
 
         room = total_room(numels, self.density, QUANTUM) if self.completes else 0
-        return torch.zeros(room, dtype=torch.int32, device=residuals[0].device)
+        return new_words(room, residuals[0].device)
 
     def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
         if not self.keep_rate:
