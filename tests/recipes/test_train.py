@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -108,7 +109,9 @@ def test_every_recipe_trains_from_a_folder(name: str, tmp_path: Path) -> None:
     assert isinstance(summary, Summary)
     assert summary.metric == recipe.target.metric
     assert summary.value is not None
-    assert summary.value > 0
+    assert math.isfinite(summary.value)  # two steps may leave all of a few samples wrong
+    assert summary.loss is not None
+    assert summary.loss > 0
 
 
 def with_few_samples(recipe: Recipe) -> Recipe:
