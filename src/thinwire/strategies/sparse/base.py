@@ -248,8 +248,7 @@ class SparseStrategy(Strategy):
             refuse(turn.residual, name_at)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
-        if self.momentum:
-            self._stop_(message.entries().index, turn.index, state)
+        self._stop_(message.entries().index, turn.index, state)
         return message
 
     def _stop_(self, sent: Tensor, bucket: int, state: SparseState) -> None:
