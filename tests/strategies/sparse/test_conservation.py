@@ -72,6 +72,16 @@ def test_neither_is_what_rounding_cuts_off(strategy: SparseStrategy) -> None:
     run(strategy, 5, FEW, steps=40)
 
 
+@pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
+@pytest.mark.parametrize("world_size", [2, 5, 8])
+def test_nor_what_a_warm_up_leaves(strategy: type[SparseStrategy], world_size: int) -> None:
+    made = strategy(density=0.005, warmup_steps=20)
+    world = run(made, world_size, FEW, steps=40)
+    stated = [r for step in range(40) for r in made.rounds(world.sizes, Cluster(world_size=world_size), step)]
+    assert {each.op for each in stated} > {"all_reduce"}  # dense first, then sparse
+    assert world.meters[0].traffic == total(stated, rank=0, world_size=world_size)
+
+
 def test_half_precision_gradients_are_kept_in_single() -> None:
     world = World(tw.GTopK(density=0.05), 3, [(400, 2)], torch.bfloat16)
     fed, applied = torch.zeros(400), torch.zeros(400)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import thinwire as tw
+from thinwire.compress.layout import Values
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
 from thinwire.traffic import Cluster, Sizes, Traffic, total
@@ -57,10 +60,19 @@ def test_a_warm_up_goes_dense_unless_that_is_twice_as_much() -> None:
     for world_size in (4, 16):  # a quarter of everything, in two or four rounds
         dense = tw.AllReduce().rounds(ONE, Cluster(world_size=world_size))
         assert sent(strategy, world_size, step=0) == total(dense, rank=0, world_size=world_size)
-    assert sent(strategy, 4, step=2).sent_bytes == pytest.approx(0.0625 * 2 * 2 * NUMEL * 4, rel=0.001)
-    assert sent(strategy, 16, step=2).sent_bytes == pytest.approx(0.0625 * 2 * 4 * NUMEL * 4, rel=0.001)
-    assert sent(strategy, 16, step=8) == sent(tw.GTopK(), 16, step=0)  # nothing is known of the step before
+    for world_size, levels in (4, 2), (16, 4):
+        for step, words in (2, 2 * 0.0625), (3, 3 * 0.0625), (4, 0.0625 + 2 * 0.015625), (8, 0.003906 + 0.002):
+            expected = words * levels * NUMEL * 4
+            assert sent(strategy, world_size, step=step).sent_bytes == pytest.approx(expected, rel=0.001)
     assert sent(strategy, 16, step=9) == sent(tw.GTopK(), 16)
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
+def test_the_first_stage_of_a_warm_up_goes_dense_in_any_world(strategy: type[SparseStrategy]) -> None:
+    for payload, itemsize, world_size in itertools.product(get_args(Values), (2, 4, 8), range(2, 40)):
+        sizes, cluster = Sizes(((NUMEL, itemsize),)), Cluster(world_size=world_size)
+        rounds = strategy(warmup_steps=8, payload=payload).rounds(sizes, cluster, step=0)
+        assert {round.op for round in rounds} == {"all_reduce"}
 
 
 def test_the_density_falls_in_stages() -> None:

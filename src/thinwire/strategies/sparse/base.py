@@ -13,7 +13,7 @@ from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Gradients, Strategy, own_norm
 from thinwire.strategies.sparse.form import Form, form_of
 from thinwire.strategies.sparse.gauge import PROBES, Gauge
-from thinwire.strategies.sparse.rooms import FIRST_DENSITY, density_at, divide_room, total_room
+from thinwire.strategies.sparse.rooms import FALL, FIRST_DENSITY, density_at, divide_room, total_room
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
 from thinwire.traffic import Cluster, Round, Sizes, total
@@ -136,7 +136,9 @@ class SparseStrategy(Strategy):
     def _no_kept(self, numels: Sequence[int], residuals: Sequence[Tensor]) -> Tensor:
         from thinwire.compress.sparse import new_words
 
-        room = total_room(numels, self.density, QUANTUM) if self.completes else 0
+        # The first stage of a warm-up goes dense.
+        densest = max(self.density, FIRST_DENSITY / FALL) if self.warmup_steps else self.density
+        room = total_room(numels, densest, QUANTUM) if self.completes else 0
         return new_words(room, residuals[0].device)
 
     def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
@@ -185,7 +187,7 @@ class SparseStrategy(Strategy):
         )
         fixed.kept = state.last_kept()
         fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size, state.rooms)
-        state.rooms = self._rooms_to_keep(fixed.forms, state.step)
+        state.rooms = self._rooms_to_keep(fixed.forms)
         state.counts = [0] * len(state.rooms)
         fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
         fixed.norm, fixed.squares = Work(), 0.0
@@ -278,7 +280,7 @@ class SparseStrategy(Strategy):
     def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
         even, world_size = [float(numel) for numel in _lossy(sizes)], cluster.world_size
         before = self._forms(sizes, even, step - 1, world_size) if step else []
-        held = self._rooms_to_keep(before, step - 1)
+        held = self._rooms_to_keep(before)
         return self._rounds(self._forms(sizes, even, step, world_size, held), sizes, world_size)
 
     def _rounds(self, forms: Sequence[Form | None], sizes: Sizes, world_size: int) -> Iterable[Round]:
@@ -288,10 +290,9 @@ class SparseStrategy(Strategy):
             else:
                 yield from self.sparse_rounds(form, world_size)
 
-    def _rooms_to_keep(self, forms: Sequence[Form | None], step: int) -> list[int]:
-        """How many indices of each bucket are to be remembered of a step; none of the warm-up."""
-        regular = self.completes and step >= self.warmup_steps
-        return [form.layout.capacity if form and regular else 0 for form in forms]
+    def _rooms_to_keep(self, forms: Sequence[Form | None]) -> list[int]:
+        """How many indices of each bucket are to be remembered of a step."""
+        return [form.layout.capacity if form and self.completes else 0 for form in forms]
 
     def _forms(
         self,
@@ -308,25 +309,31 @@ class SparseStrategy(Strategy):
         probing = since in PROBES
         if probing or since + 1 in PROBES:  # what the others then send is to be known beforehand, too
             weights = [float(numel) for numel in numels]
-        room = total_room(numels, density_at(step, self.density, self.warmup_steps), quantum)
+        density = density_at(step, self.density, self.warmup_steps)
+        room = total_room(numels, density, quantum)
         rooms = divide_room(numels, weights, room, quantum)
-        forms = [
-            form_of(room, all_of_it - numel, kept, itemsize, self.payload) if room else None
-            for room, numel, kept, (all_of_it, itemsize) in zip(
-                rooms, numels, held or [0] * len(rooms), sizes.buckets, strict=True
-            )
-        ]
-        dense: list[Form | None] = [None] * len(forms)
+        forms = self._with_held(rooms, held or [0] * len(rooms), sizes)
         if step < self.warmup_steps:
+            dense: list[Form | None] = [None] * len(forms)
+            usual = self._with_held(rooms, self._rooms_to_keep(forms), sizes)
             sent = [
                 total(self._rounds(each, sizes, world_size), rank=0, world_size=world_size).sent_bytes
-                for each in (forms, dense)
+                for each in (usual, dense)
             ]
             # Half the bytes are not worth selecting and merging so many numbers.
-            return forms if 2 * sent[0] < sent[1] else dense
+            pays = density < FIRST_DENSITY and 2 * sent[0] < sent[1]
+            return forms if pays else dense
         if probing:
             forms[numels.index(max(numels))] = None
         return forms
+
+    def _with_held(self, rooms: Sequence[int], held: Sequence[int], sizes: Sizes) -> list[Form | None]:
+        return [
+            form_of(room, all_of_it - numel, kept, itemsize, self.payload) if room else None
+            for room, numel, kept, (all_of_it, itemsize) in zip(
+                rooms, _lossy(sizes), held, sizes.buckets, strict=True
+            )
+        ]
 
     def caution(self, num_steps: int) -> str:
         changes, enough = self.density * num_steps, FEWEST_CHANGES / max(1, num_steps)
