@@ -61,7 +61,12 @@ def test_a_warm_up_goes_dense_unless_that_is_twice_as_much() -> None:
         dense = tw.AllReduce().rounds(ONE, Cluster(world_size=world_size))
         assert sent(strategy, world_size, step=0) == total(dense, rank=0, world_size=world_size)
     for world_size, levels in (4, 2), (16, 4):
-        for step, words in (2, 2 * 0.0625), (3, 3 * 0.0625), (4, 0.0625 + 2 * 0.015625), (8, 0.003906 + 0.002):
+        for step, words in (
+            (2, 2 * 0.0625),
+            (3, 3 * 0.0625),
+            (4, 0.0625 + 2 * 0.015625),
+            (8, 0.003906 + 0.002),
+        ):
             expected = words * levels * NUMEL * 4
             assert sent(strategy, world_size, step=step).sent_bytes == pytest.approx(expected, rel=0.001)
     assert sent(strategy, 16, step=9) == sent(tw.GTopK(), 16)
@@ -73,6 +78,14 @@ def test_the_first_stage_of_a_warm_up_goes_dense_in_any_world(strategy: type[Spa
         sizes, cluster = Sizes(((NUMEL, itemsize),)), Cluster(world_size=world_size)
         rounds = strategy(warmup_steps=8, payload=payload).rounds(sizes, cluster, step=0)
         assert {round.op for round in rounds} == {"all_reduce"}
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
+def test_once_it_has_adapted_all_steps_are_alike(strategy: type[SparseStrategy]) -> None:
+    sizes, cluster = Sizes(((50_000, 4), (400_000, 4), (90_000, 4)), exact=(0, 100, 7)), Cluster(world_size=6)
+    made = strategy(warmup_steps=8)
+    first, later = (list(made.rounds(sizes, cluster, made.adapts_in + more)) for more in (0, 5))
+    assert first == later
 
 
 def test_the_density_falls_in_stages() -> None:

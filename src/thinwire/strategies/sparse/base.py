@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, get_args
 from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Gradients, Strategy, own_norm
-from thinwire.strategies.sparse.form import Form, form_of
+from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.gauge import PROBES, Gauge
-from thinwire.strategies.sparse.rooms import FALL, FIRST_DENSITY, density_at, divide_room, total_room
+from thinwire.strategies.sparse.plan import Plan
+from thinwire.strategies.sparse.rooms import FIRST_DENSITY
 from thinwire.strategies.sparse.state import Fixed, SparseState
 from thinwire.strategies.sparse.turn import Message, Turn
-from thinwire.traffic import Cluster, Round, Sizes, total
+from thinwire.traffic import Cluster, Round, Sizes
 from thinwire.wire.base import Wire, Work, take_off
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class SparseStrategy(Strategy):
 
     @property
     def adapts_in(self) -> int:
-        return self.warmup_steps + PROBES.stop
+        return self.warmup_steps + PROBES.stop + self.completes  # where the step before was a usual one
 
     @property
     def conserved(self) -> tuple[str, ...]:
@@ -100,6 +101,7 @@ class SparseStrategy(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> SparseState:
         from thinwire.compress.select import prepare
+        from thinwire.compress.sparse import new_words
         from thinwire.compress.threshold import new_threshold
 
         if self.momentum and any(bucket.companions for bucket in buckets):
@@ -113,33 +115,29 @@ class SparseStrategy(Strategy):
         if wire.world_size > 1:
             for like in {(each.dtype, each.device): each for each in residuals if not each.is_meta}.values():
                 prepare(like)
-        numels = [bucket.exact_from for bucket in buckets]
+        sizes = Sizes(
+            tuple((b.gradient.numel(), b.gradient.element_size()) for b in buckets),
+            exact=tuple(b.gradient.numel() - b.exact_from for b in buckets),
+        )
+        plan = self._plan(sizes, wire.world_size)
         state = SparseState(
             residuals=residuals,
             velocities=whole,
             threshold=new_threshold(residuals),
-            weights=[float(numel) for numel in numels],
-            regions=[self.first_regions(numel, wire.world_size) for numel in numels],
+            weights=plan.even,
+            regions=[self.first_regions(numel, wire.world_size) for numel in plan.numels],
             rates=self._rates(buckets),
-            kept=self._no_kept(numels, residuals),
+            kept=new_words(plan.most_kept, residuals[0].device),
             rooms=[0] * len(buckets),
             counts=[0] * len(buckets),
         )
         gauge = Gauge(sum(bucket.gradient.nbytes for bucket in buckets))
-        state.fixed = Fixed(buckets, gauge)
+        state.fixed = Fixed(buckets, plan, gauge)
         return state
 
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         """Where the region of each owner begins at first; none where nobody owns anything."""
         return []
-
-    def _no_kept(self, numels: Sequence[int], residuals: Sequence[Tensor]) -> Tensor:
-        from thinwire.compress.sparse import new_words
-
-        # The first stage of a warm-up goes dense.
-        densest = max(self.density, FIRST_DENSITY / FALL) if self.warmup_steps else self.density
-        room = total_room(numels, densest, QUANTUM) if self.completes else 0
-        return new_words(room, residuals[0].device)
 
     def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
         if not self.keep_rate:
@@ -181,13 +179,9 @@ class SparseStrategy(Strategy):
         """A step begins: how much room its messages have."""
         state.step += 1
         fixed = state.fixed
-        sizes = Sizes(
-            tuple((b.gradient.numel(), b.gradient.element_size()) for b in fixed.buckets),
-            exact=tuple(b.gradient.numel() - b.exact_from for b in fixed.buckets),
-        )
         fixed.kept = state.last_kept()
-        fixed.forms = self._forms(sizes, state.weights, state.step, wire.world_size, state.rooms)
-        state.rooms = self._rooms_to_keep(fixed.forms)
+        fixed.forms = fixed.plan.forms(state.step, state.weights, state.rooms)
+        state.rooms = fixed.plan.rooms_to_keep(fixed.forms)
         state.counts = [0] * len(state.rooms)
         fixed.gauge.next_step(state.step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
         fixed.norm, fixed.squares = Work(), 0.0
@@ -239,7 +233,7 @@ class SparseStrategy(Strategy):
         if self.exact:
             select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
         else:
-            density = AIM * density_at(state.step, self.density, self.warmup_steps)
+            density = AIM * state.fixed.plan.density_at(state.step)
             threshold = state.threshold.before(turn.index, *parts, density)
             select_(*parts, threshold, message.sparse, layout, name_at=name_at)
         message.tail(turn.residual).copy_(turn.tail)
@@ -278,62 +272,19 @@ class SparseStrategy(Strategy):
     # -- what it says of itself ---------------------------------------------------------------------
 
     def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
-        even, world_size = [float(numel) for numel in _lossy(sizes)], cluster.world_size
-        before = self._forms(sizes, even, step - 1, world_size) if step else []
-        held = self._rooms_to_keep(before)
-        return self._rounds(self._forms(sizes, even, step, world_size, held), sizes, world_size)
+        return self._plan(sizes, cluster.world_size).rounds(step)
 
-    def _rounds(self, forms: Sequence[Form | None], sizes: Sizes, world_size: int) -> Iterable[Round]:
-        for form, num_bytes in zip(forms, sizes.bucket_bytes(), strict=True):
-            if form is None:
-                yield Round(op="all_reduce", send_bytes=num_bytes)
-            else:
-                yield from self.sparse_rounds(form, world_size)
-
-    def _rooms_to_keep(self, forms: Sequence[Form | None]) -> list[int]:
-        """How many indices of each bucket are to be remembered of a step."""
-        return [form.layout.capacity if form and self.completes else 0 for form in forms]
-
-    def _forms(
-        self,
-        sizes: Sizes,
-        weights: Sequence[float],
-        step: int,
-        world_size: int,
-        held: Sequence[int] = (),
-    ) -> list[Form | None]:
-        """What the messages of a step look like; None: that bucket goes dense. `held`: of how many indices
-        of each bucket they also carry what residuals hold."""
-        numels, quantum = _lossy(sizes), self.quantum(world_size)
-        since = step - self.warmup_steps
-        probing = since in PROBES
-        if probing or since + 1 in PROBES:  # what the others then send is to be known beforehand, too
-            weights = [float(numel) for numel in numels]
-        density = density_at(step, self.density, self.warmup_steps)
-        room = total_room(numels, density, quantum)
-        rooms = divide_room(numels, weights, room, quantum)
-        forms = self._with_held(rooms, held or [0] * len(rooms), sizes)
-        if step < self.warmup_steps:
-            dense: list[Form | None] = [None] * len(forms)
-            usual = self._with_held(rooms, self._rooms_to_keep(forms), sizes)
-            sent = [
-                total(self._rounds(each, sizes, world_size), rank=0, world_size=world_size).sent_bytes
-                for each in (usual, dense)
-            ]
-            # Half the bytes are not worth selecting and merging so many numbers.
-            pays = density < FIRST_DENSITY and 2 * sent[0] < sent[1]
-            return forms if pays else dense
-        if probing:
-            forms[numels.index(max(numels))] = None
-        return forms
-
-    def _with_held(self, rooms: Sequence[int], held: Sequence[int], sizes: Sizes) -> list[Form | None]:
-        return [
-            form_of(room, all_of_it - numel, kept, itemsize, self.payload) if room else None
-            for room, numel, kept, (all_of_it, itemsize) in zip(
-                rooms, _lossy(sizes), held, sizes.buckets, strict=True
-            )
-        ]
+    def _plan(self, sizes: Sizes, world_size: int) -> Plan:
+        return Plan(
+            sizes=sizes,
+            world_size=world_size,
+            density=self.density,
+            warmup_steps=self.warmup_steps,
+            payload=self.payload,
+            quantum=self.quantum(world_size),
+            completes=self.completes,
+            sparse_rounds=self.sparse_rounds,
+        )
 
     def caution(self, num_steps: int) -> str:
         changes, enough = self.density * num_steps, FEWEST_CHANGES / max(1, num_steps)
@@ -356,12 +307,6 @@ class SparseStrategy(Strategy):
             "sparse_s": fixed.gauge.sparse_s,
             "dense_s": fixed.gauge.dense_s,
         }
-
-
-def _lossy(sizes: Sizes) -> list[int]:
-    """How many numbers of each bucket need not arrive exact."""
-    exact = sizes.exact or (0,) * len(sizes.buckets)
-    return [numel - part for (numel, _), part in zip(sizes.buckets, exact, strict=True)]
 
 
 def _wide(data: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.sparse.form import Form
 from thinwire.strategies.sparse.gauge import Gauge
+from thinwire.strategies.sparse.plan import Plan
 from thinwire.wire.base import Work
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ class Fixed:
     """What does not move, and is made anew at every start."""
 
     buckets: Sequence[Bucket]
+    plan: Plan
     gauge: Gauge
     forms: list[Form | None] = field(default_factory=list)
     """Of this step's messages; None: that bucket goes dense."""
