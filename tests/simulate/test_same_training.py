@@ -11,6 +11,7 @@ from tests.contract.table import STRATEGIES
 from tests.simulate.toys import Elastic, EveryFew, Gossip, TreeTopK
 from tests.simulate.training import for_real, on_the_clock, weights
 from tests.worlds import run_threads
+from thinwire.errors import UsageError
 from thinwire.strategies.base import Strategy
 
 TOYS: list[Strategy] = [TreeTopK(), EveryFew()]
@@ -32,6 +33,27 @@ def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
     )
     alone, _ = on_the_clock(strategy, world_size, start, dropout=False, batched=False)
     assert all(torch.equal(a, b) for x, y in zip(alone, real, strict=True) for a, b in zip(x, y, strict=True))
+
+
+AGREEING = [each for each in STRATEGIES if each.replicas_agree and each.overlap != "forward"]
+
+
+@pytest.mark.parametrize("strategy", AGREEING, ids=repr)
+@pytest.mark.parametrize("slow", [(), ("0=0.5",), ("2=0.5",)], ids=repr)
+def test_one_step_for_all_is_everyones_own(strategy: Strategy, slow: tuple[str, ...]) -> None:
+    start = weights()
+    own, lockstep = (
+        on_the_clock(strategy, 3, start, dropout=True, batched=True, lockstep=lockstep, slow=slow)[0]
+        for lockstep in (False, True)
+    )
+    assert all(
+        torch.equal(a, b) for x, y in zip(own, lockstep, strict=True) for a, b in zip(x, y, strict=True)
+    )
+
+
+def test_replicas_that_do_not_agree_after_all_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"replicas_agree of a strategy must be False .* got True"):
+        on_the_clock(EveryFew(), 3, weights(), dropout=False, batched=True, lockstep=True)
 
 
 @pytest.mark.parametrize("shuffle", ["own", "ring"])

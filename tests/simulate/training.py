@@ -142,6 +142,7 @@ def on_the_clock(
     *,
     dropout: bool,
     batched: bool,
+    lockstep: bool = False,
     slow: tuple[str, ...] = (),
     shuffle: str = "dealt",
     ended_s: dict[int, float] | None = None,
@@ -159,6 +160,7 @@ def on_the_clock(
         torch.device("cpu"),
         lambda host, *_: ended_s.update({host: session.clock.now_s}),
         agree=strategy.replicas_agree,
+        lockstep=lockstep,
         batched=batched,
     )
     for host in range(world_size):
@@ -171,6 +173,8 @@ def on_the_clock(
         if epoch:
             learners.begin(epoch)
         session.epoch()
+        if learners.lockstep is not None:
+            learners.lockstep.check()
     assert all(session.stats(host).steps == STEPS for host in session.hosts)
     models = [learners.replicas.model(host) for host in session.hosts]
     return [[p.detach().clone() for p in model.parameters()] for model in models], session

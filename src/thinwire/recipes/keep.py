@@ -40,6 +40,11 @@ class Course:
         """After every optimizer step."""
         self._schedule.step()
 
+    def follow(self, other: Course) -> None:
+        """Have the learning rates of another, which makes the steps."""
+        for group, leading in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
+            group["lr"] = leading["lr"]
+
     def restart(self, step: int) -> None:
         """Keep the optimizer's moments, and take the settings that the plan has for `step`.
 

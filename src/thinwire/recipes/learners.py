@@ -21,6 +21,7 @@ from thinwire.recipes.base import Carried, Data, Plan, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.held import block_of
 from thinwire.recipes.keep import Course
+from thinwire.recipes.lockstep import Lockstep
 from thinwire.recipes.train import Result, Worker, batches_of_test, seed_of, shards_of
 from thinwire.recipes.virtual_ring import VirtualRing
 from thinwire.simulate.deal import Account, Deal, Hand, in_streams, in_turn
@@ -92,8 +93,15 @@ class RecipeLearner:
                 hint="lower the learning rate, clip gradients, and look for NaN or huge values in the data",
             )
 
+    def step(self) -> None:
+        if self._all.lockstep is None:
+            self.optimizer.step()
+        else:
+            self._all.lockstep.step(self.host)
+
     def stepped(self) -> None:
-        self.course.step()
+        if self._all.lockstep is None:
+            self.course.step()
         self._all.deal.trained(self._all.rank_of[self.host])
         self._all.stepped(self.host, self._all.replicas.loss(self.host), self._num_samples)
 
@@ -110,8 +118,10 @@ class RecipeLearners:
         stepped: Stepped,
         *,
         agree: bool,
+        lockstep: bool = False,
         batched: bool | None = None,
     ) -> None:
+        """`lockstep`: one step is made for all; they must agree, and stay the same workers to the end."""
         self.training, self.data, self.device, self.stepped = training, data, device, stepped
         self.config = config
         self._agree = agree
@@ -124,6 +134,8 @@ class RecipeLearners:
         batched = worth_batching(self._example()[0]) if batched is None else batched
         self.replicas = Replicas(model, self._loss, seeds, batched=batched)
         self.learners = [RecipeLearner(host, self) for host in self.hosts]
+        courses = [learner.course for learner in self.learners]
+        self.lockstep = Lockstep(self.replicas, courses) if lockstep else None
         self.deal = self._deal()
 
     def of(self, host: int) -> RecipeLearner:

@@ -137,6 +137,9 @@ class _Run:
             self._device,
             self._stepped,
             agree=self._strategy.replicas_agree,
+            lockstep=self._strategy.replicas_agree
+            and self._strategy.overlap != "forward"  # there optimizers step bucket by bucket
+            and not cluster.description.faults,
             batched=batched,
         )
         num_steps = cluster.max_steps or self._learners.plan.num_steps
@@ -194,6 +197,8 @@ class _Run:
             for meter in self._meters.values():
                 meter.start()
             self._session.epoch()
+            if self._learners.lockstep is not None:
+                self._learners.lockstep.check()
             for meter in self._meters.values():
                 meter.pause()
             accounts.append(f"epoch {epoch}: {self._learners.account()}")

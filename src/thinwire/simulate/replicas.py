@@ -205,6 +205,27 @@ class Replicas:
             for parameter, rows_of in zip(slot.parameters, split, strict=True):
                 parameter.grad = rows_of[place] if rows_of else None
 
+    @contextmanager
+    def lending_gradients(self, index: int, *, to: int) -> Iterator[None]:
+        """In here replica `to` has the gradients of replica `index`."""
+        borrower = self._slots[to].parameters
+        own = [parameter.grad for parameter in borrower]
+        for parameter, lent in zip(borrower, self._slots[index].parameters, strict=True):
+            parameter.grad = lent.grad
+        try:
+            yield
+        finally:
+            for parameter, before in zip(borrower, own, strict=True):
+                parameter.grad = before
+
+    def same_gradients(self, index: int, other: int) -> bool:
+        """Whether two replicas have the same ones, to the bit."""
+        pairs = zip(self._slots[index].parameters, self._slots[other].parameters, strict=True)
+        return all(
+            a.grad is b.grad if a.grad is None or b.grad is None else torch.equal(a.grad, b.grad)
+            for a, b in pairs
+        )
+
     # -- all together -----------------------------------------------------------------------------------
 
     @torch.no_grad()
@@ -218,6 +239,15 @@ class Replicas:
             if buffer.is_floating_point():
                 buffer.copy_(self._buffers[name][rows].mean(0))
         return model
+
+    @torch.no_grad()
+    def spread_(self) -> None:
+        """Overwrite the trainable parameters of all replicas with those of the first."""
+        stacked = [self._parameters[name] for name in self._trainable]
+        others = [each[1:] for each in stacked]
+        torch._foreach_copy_(
+            others, [each[:1].expand_as(own) for each, own in zip(stacked, others, strict=True)]
+        )
 
     @torch.no_grad()
     def copy_(self, index: int, model: nn.Module) -> None:

@@ -69,6 +69,9 @@ class _Learner:
     def learn(self) -> None:
         pass
 
+    def step(self) -> None:
+        self.optimizer.step()
+
     def stepped(self) -> None:
         self._steps += 1
         self._all.stepped(self._host, self._steps)

@@ -64,6 +64,10 @@ class Learner(Protocol):
         """Leave the gradients of that batch in the parameters."""
         ...
 
+    def step(self) -> None:
+        """Let the optimizer step."""
+        ...
+
     def stepped(self) -> None:
         """A step is over."""
         ...
@@ -224,7 +228,7 @@ class VirtualWorker:
         if self._serving is not None and self._serving.error is not None:
             raise self._serving.error
         await self._await_all(self._mixer.landing(self.steps))
-        self._learner.optimizer.step()
+        self._learner.step()
         self._reducer.record_step()
         self.steps += 1
         if overrides(self._strategy, "mix"):
