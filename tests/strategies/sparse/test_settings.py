@@ -49,6 +49,7 @@ def test_what_gtopk_completes_stops_on_every_worker() -> None:
     world.step([[torch.zeros(304, dtype=torch.float64)]] * 3)
     for state in world.states:
         assert not state.velocities[0][kept].any()
+        assert not state.residuals[0][kept].any()
         assert state.velocities[0].any()
 
 

@@ -203,6 +203,7 @@ class SparseStrategy(Strategy):
     def _accelerate_(self, bucket: Gradients, state: SparseState) -> None:
         """Overwrite the gradients with what momentum makes of them."""
         if self.momentum:
+            self._stop_(state.fixed.kept[bucket.index], bucket.index, state)
             velocity = state.velocities[bucket.index]
             gradients = bucket.gradient[: velocity.numel()]
             velocity.mul_(self.momentum).add_(gradients)
@@ -227,7 +228,6 @@ class SparseStrategy(Strategy):
             place = turn.kept.long()
             message.held(turn.residual)[: place.numel()] = turn.residual[place]
             turn.residual[place] = 0
-            self._stop_(place, turn.index, state)
         name_at = state.fixed.buckets[turn.index].name_at
         layout, parts = turn.form.layout, (turn.lossy, turn.residual)
         if self.exact:
@@ -251,7 +251,7 @@ class SparseStrategy(Strategy):
         """With momentum: what is sent shall not push on (factor masking)."""
         if self.momentum:
             velocity = state.velocities[bucket]
-            velocity[sent.to(velocity.device)] = 0
+            velocity[sent.long().to(velocity.device)] = 0
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         """Send every number of a bucket, with what was kept of it."""
