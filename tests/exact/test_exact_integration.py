@@ -29,7 +29,7 @@ def train_all(trainings: list[Training]) -> Results:
     return results
 
 
-BY_WORLD_SIZE = {2: in_float64 + in_float32, 3: in_float64[::2], 4: in_float64[1::2]}
+BY_WORLD_SIZE = {2: in_float64 + in_float32, 3: in_float64[::3], 4: in_float64[1::3]}
 """Threads do all of them with 3 workers (test_exact.py)."""
 
 
