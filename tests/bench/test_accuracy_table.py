@@ -18,7 +18,7 @@ CONFIG: BenchConfig = replace(QUICK, systems=SYSTEMS)
 ACCURACY = Target(metric="accuracy", value=0.97)
 
 
-def write_run(bench: Path, system: str, values: list[float], *, messages: int = 0) -> None:
+def write_run(bench: Path, system: str, values: list[float], *, messages: int = 0, caution: str = "") -> None:
     """A run evaluated once a second."""
     with EventWriter(run_folder(bench, STUDY, system), 0) as writer:
         for second, value in enumerate(values, 1):
@@ -44,6 +44,7 @@ def write_run(bench: Path, system: str, values: list[float], *, messages: int = 
                 sent_bytes_per_step=240e3,
                 messages=messages,
                 exposed_share=0.5,
+                caution=caution,
             )
         )
 
@@ -67,6 +68,12 @@ def test_each_system_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     assert texts[1] == ("all-reduce", "2.0")
     assert texts[4] == ("absent", "not installed")
     assert "absent: not installed: x" in table.notes
+
+
+def test_what_a_strategy_says_of_so_few_steps_is_told(tmp_path: Path) -> None:
+    write_run(tmp_path, "late", [0.8], messages=12, caution="it has too few steps")
+    table = table_of(STUDY, rows_of(tmp_path, CONFIG, STUDY, {}, counted=True))
+    assert "late: it has too few steps" in table.notes
 
 
 def test_bytes_nobody_counted_are_not_shown(tmp_path: Path) -> None:

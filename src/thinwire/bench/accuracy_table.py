@@ -48,6 +48,8 @@ class Row:
     exposed_share: float | None = None
     """None where a system does not tell."""
     unavailable: str | None = None
+    caution: str = ""
+    """What the strategy said of so short a training."""
 
     def texts(self) -> tuple[str, ...]:
         """As `COLUMNS` have it."""
@@ -131,6 +133,7 @@ def rows_of(
                 train_s=summary.train_s,
                 sent_bytes_per_step=summary.sent_bytes_per_step if counted or tells else None,
                 exposed_share=summary.exposed_share if tells else None,
+                caution=summary.caution,
             )
         )
     return rows
@@ -149,7 +152,7 @@ def table_of(study: Study, rows: Sequence[Row], remark: str = "") -> Table:
     notes = [
         f"real training, {epochs}{part}, one run each; target: {metric} {shown}, which exact SGD reaches"
     ]
-    notes += [f"{row.system}: {row.unavailable}" for row in rows if row.unavailable is not None]
+    notes += [f"{row.system}: {said}" for row in rows if (said := row.unavailable or row.caution)]
     return Table(
         title=f"{study.recipe}, {study.workers} workers at {format_rate(study.rate_bits_per_s)}{remark}",
         columns=COLUMNS,

@@ -60,8 +60,9 @@ Join = Callable[[nn.Module, Optimizer], AbstractContextManager[Joined]]
 
 
 def caution_of(config: RunConfig, num_steps: int, *, tell: bool) -> str:
-    """What the strategy that `config` names has to say of a training with so many steps."""
-    if config.workers == 1:
+    """What the strategy that `config` names has to say of a training with so many steps; a rival says
+    nothing."""
+    if config.workers == 1 or config.strategy not in strategies.names():
         return ""
     caution = strategies.build(config.strategy, config.settings).caution(num_steps)
     if caution and tell:

@@ -71,7 +71,7 @@ def train(
         data = hold(data, worker.rank, worker.world_size)
     num_steps = config.epochs * shards.num_batches(config.batch_size)
     plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
-    caution = "" if join else caution_of(config, num_steps, tell=worker.rank == 0)
+    caution = caution_of(config, num_steps, tell=worker.rank == 0 and join is None)
     model = training.model().to(device)
     optimizer = training.optimizer(model, plan)
     course = Course(optimizer, training.schedule, plan)
