@@ -13,7 +13,7 @@ from thinwire.cli.bench import carry_out
 from thinwire.cli.output import note
 
 FEW_STEPS = ":density=0.1"
-"""A demo has under 200 steps: with their usual density, top-k strategies would hardly change a model in these."""
+"""A demo has under 200 steps: with their usual density, top-k strategies would hardly change a model."""
 
 
 def demo(
