@@ -157,11 +157,12 @@ class SparseStrategy(Strategy):
         await take_off()
         if self.clip_norm is not None:
             await self._clip(bucket, state, wire.world_size, self.clip_norm)
-        self._accelerate_(bucket, state)
+        if self.momentum:
+            state.accelerate_(bucket.index, bucket.gradient, self.momentum)
         if wire.world_size == 1:
             return
         if self.keep_rate:
-            self._keep_rate_(bucket.index, state)
+            state.keep_rate_(bucket.index)
         gauge = state.fixed.gauge
         gauge.begin(wire.now())
         form = state.fixed.forms[bucket.index]
@@ -200,23 +201,6 @@ class SparseStrategy(Strategy):
         if scale < 1:
             gradients.mul_(scale)
 
-    def _accelerate_(self, bucket: Gradients, state: SparseState) -> None:
-        """Overwrite the gradients with what momentum makes of them."""
-        if self.momentum:
-            self._stop_(state.fixed.kept[bucket.index], bucket.index, state)
-            velocity = state.velocities[bucket.index]
-            gradients = bucket.gradient[: velocity.numel()]
-            velocity.mul_(self.momentum).add_(gradients)
-            gradients.copy_(velocity)
-
-    def _keep_rate_(self, index: int, state: SparseState) -> None:
-        """Make a residual so much larger as the learning rate has become smaller."""
-        before, now = state.rates[index], state.fixed.buckets[index].rate
-        if now:
-            if before not in (0, now):
-                state.residuals[index].mul_(before / now)
-            state.rates[index] = now
-
     def _select(self, turn: Turn, state: SparseState) -> Message:
         """Move the largest numbers from the residual to a message."""
         from thinwire.compress.select import refuse, select_, select_largest_
@@ -244,14 +228,8 @@ class SparseStrategy(Strategy):
             refuse(turn.residual, name_at)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
-        self._stop_(message.entries().index, turn.index, state)
+        state.stop_(turn.index, message.entries().index)
         return message
-
-    def _stop_(self, sent: Tensor, bucket: int, state: SparseState) -> None:
-        """With momentum: what is sent shall not push on (factor masking)."""
-        if self.momentum:
-            velocity = state.velocities[bucket]
-            velocity[sent.long().to(velocity.device)] = 0
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
         """Send every number of a bucket, with what was kept of it."""
@@ -259,8 +237,7 @@ class SparseStrategy(Strategy):
         residual.add_(lossy)
         lossy.copy_(residual)
         residual.sub_(lossy)  # what half precision cannot hold
-        if self.momentum:
-            state.velocities[bucket.index][: bucket.exact_from] = 0
+        state.stop_(bucket.index, slice(bucket.exact_from))
         state.fixed.sent += lossy.numel()
         state.fixed.passed += lossy.numel()
         began_s = wire.now()

@@ -66,6 +66,27 @@ class SparseState:
     """Of the gradients under way."""
     fixed: Fixed = field(init=False, repr=False)
 
+    def accelerate_(self, bucket: int, gradients: Tensor, momentum: float) -> None:
+        """Overwrite gradients with what momentum makes of them; what was applied no longer pushes on."""
+        self.stop_(bucket, self.fixed.kept[bucket].long())
+        velocity = self.velocities[bucket]
+        velocity.mul_(momentum).add_(gradients[: velocity.numel()])
+        gradients[: velocity.numel()] = velocity
+
+    def stop_(self, bucket: int, sent: Tensor | slice) -> None:
+        """With momentum: what is sent shall not push on (factor masking)."""
+        if self.velocities:
+            velocity = self.velocities[bucket]
+            velocity[sent if isinstance(sent, slice) else sent.to(velocity.device)] = 0
+
+    def keep_rate_(self, bucket: int) -> None:
+        """Make a residual so much larger as the learning rate has become smaller."""
+        before, now = self.rates[bucket], self.fixed.buckets[bucket].rate
+        if now:
+            if before not in (0, now):
+                self.residuals[bucket].mul_(before / now)
+            self.rates[bucket] = now
+
     def keep_(self, bucket: int, result: Message) -> None:
         """Remember which indices were applied."""
         if room := self.rooms[bucket]:
