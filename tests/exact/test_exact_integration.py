@@ -9,7 +9,11 @@ from tests.exact.compare import Arrays, difference, once, same_bits
 from tests.exact.training import OVERLAPS, TRAININGS, Training, alone
 from tests.worlds import run_processes
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.timeout(900),
+    pytest.mark.xdist_group("exact"),
+]  # one world for many tests
 
 TOLERANCE = 1e-9
 Results = dict[tuple[Training, str], Arrays]
@@ -29,8 +33,8 @@ def train_all(trainings: list[Training]) -> Results:
     return results
 
 
-BY_WORLD_SIZE = {2: in_float64 + in_float32, 3: in_float64[::3], 4: in_float64[1::3]}
-"""Threads do all of them with 3 workers (test_exact.py)."""
+BY_WORLD_SIZE = {2: in_float64 + in_float32[::3], 3: in_float64[::3], 4: in_float64[-1:]}
+"""Threads do all of them with 3 workers (test_exact.py); here each takes seconds."""
 
 
 @once
@@ -51,7 +55,7 @@ def test_equals_one_process_and_ddp(world_size: int, training: Training) -> None
         assert all(same_bits(weights, everyone[0]) for weights in everyone)
 
 
-@pytest.mark.parametrize("training", in_float32, ids=lambda t: f"{t.case}-{t.optimizer}")
+@pytest.mark.parametrize("training", in_float32[::3], ids=lambda t: f"{t.case}-{t.optimizer}")
 def test_two_workers_have_the_bits_of_ddp(training: Training) -> None:
     for results in world(2):
         for overlap in OVERLAPS:

@@ -7,15 +7,20 @@ import torch
 import torch.distributed as dist
 
 from benchmarks.rivals import all_rivals, find
+from tests.exact.compare import once
 from tests.worlds import run_processes
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rivals")]  # one world for many tests
 STEPS = {"post-local-sgd": 35}
 """So many that all agree at the end: post-local SGD averages after steps 3, 11, ..., 35; the others by 32."""
 
 
-def _train(name: str) -> tuple[list[torch.Tensor], float, float]:
-    """Fit half of a plane's points each; returns parameters, first and last loss on all points."""
+Trained = tuple[list[torch.Tensor], float, float]
+"""Parameters, first and last loss on all points."""
+
+
+def _train(name: str) -> Trained:
+    """Fit half of a plane's points each."""
     rank = dist.get_rank()
     points = torch.randn(64, 8, generator=torch.Generator().manual_seed(3))
     targets = points @ torch.arange(8.0) + 1
@@ -37,12 +42,22 @@ def _train(name: str) -> tuple[list[torch.Tensor], float, float]:
     return [p.detach().clone() for p in model.parameters()], before, loss_on_all()
 
 
+def _train_each(names: list[str]) -> dict[str, Trained]:
+    """What one worker of the world does: starting it takes longer than training here."""
+    return {name: _train(name) for name in names}
+
+
+@once
+def _world() -> list[dict[str, Trained]]:
+    return run_processes(2, _train_each, [name for name in all_rivals() if find(name).available() is None])
+
+
 @pytest.mark.parametrize("name", list(all_rivals()))
 def test_two_workers_train_together(name: str) -> None:
     reason = find(name).available()
     if reason is not None:
         pytest.skip(reason)
-    (first, before, after), (second, _, _) = run_processes(2, _train, name)
+    (first, before, after), (second, _, _) = (results[name] for results in _world())
     for mine, theirs in zip(first, second, strict=True):
         torch.testing.assert_close(mine, theirs)
     assert after < 0.5 * before
