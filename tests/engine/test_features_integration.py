@@ -21,11 +21,7 @@ from tests.exact.test_precision import PRECISIONS
 from tests.worlds import run_processes
 from thinwire.errors import PeerDiffers, UsageError
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.timeout(600),
-    pytest.mark.xdist_group("features"),
-]  # one world for many tests
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 
 SCENARIOS: dict[str, Scenario] = LOOPS | PRECISIONS | CHECKPOINTINGS | NORMS
 LENGTHS = (5, 3, 4)

@@ -9,11 +9,7 @@ from tests.exact.compare import Arrays, difference, once, same_bits
 from tests.exact.training import OVERLAPS, TRAININGS, Training, alone
 from tests.worlds import run_processes
 
-pytestmark = [
-    pytest.mark.processes,
-    pytest.mark.timeout(900),
-    pytest.mark.xdist_group("exact"),
-]  # one world for many tests
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 TOLERANCE = 1e-9
 Results = dict[tuple[Training, str], Arrays]

@@ -10,7 +10,7 @@ from benchmarks.rivals import all_rivals, find
 from tests.exact.compare import once
 from tests.worlds import run_processes
 
-pytestmark = [pytest.mark.processes, pytest.mark.xdist_group("rivals")]  # one world for many tests
+pytestmark = pytest.mark.processes
 STEPS = {"post-local-sgd": 35}
 """So many that all agree at the end: post-local SGD averages after steps 3, 11, ..., 35; the others by 32."""
 
