@@ -27,7 +27,7 @@ TINY: BenchConfig = replace(
         Study(recipe="digits-cnn", workers=2, rate_bits_per_s=100e6, epochs=1, evaluate_every=20, minutes=1),
     ),
 )
-SYSTEMS = ["silent", "all-reduce", "gossip-grad:share=auto", "ddp", "absent"]
+SYSTEMS = ["silent", "all-reduce", "gossip-grad:share=auto", "gtopk", "ddp", "absent"]
 
 
 def run(folder: Path, setting: Setting) -> list[StepTimed]:
@@ -44,6 +44,8 @@ def run(folder: Path, setting: Setting) -> list[StepTimed]:
         assert [row[0].rstrip("*") for row in table.rows] == SYSTEMS
         assert table.rows[-1][1] == "not installed"
         assert "absent: not installed: pip install absent" in table.notes
+    said = [note for table in results.time_to_accuracy for note in table.notes]
+    assert sum(note.startswith("gtopk: GTopK with density=0.001 changes a parameter") for note in said) == 1
     names = {path.name for path in folder.iterdir()}
     assert {"bench.json", "events", RUNS, "step_time.md", "step_time.json"} <= names
     rows = json.loads((folder / "time_to_accuracy.json").read_text())
@@ -60,7 +62,7 @@ def test_over_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.bench.run._no_lab", lambda: "no namespaces in this test")
     setting = prepare(TINY, SYSTEMS)
     assert not setting.shaped
-    silent, ours, gossip, ddp, absent = run(tmp_path, setting)
+    silent, ours, gossip, _, ddp, absent = run(tmp_path, setting)
     assert silent.step_s is not None
     assert silent.step_s >= 0.01
     assert (silent.rate_bits_per_s, silent.sent_bytes, ddp.sent_bytes) == (None, 0, None)

@@ -228,7 +228,8 @@ class SparseStrategy(Strategy):
             refuse(turn.residual, name_at)
         state.fixed.sent += message.count
         state.fixed.passed += message.passed
-        state.stop_(turn.index, message.entries().index)
+        if self.momentum:
+            state.stop_(turn.index, message.entries().index)
         return message
 
     async def _send_all(self, bucket: Gradients, state: SparseState, wire: Wire) -> None:
@@ -237,7 +238,8 @@ class SparseStrategy(Strategy):
         residual.add_(lossy)
         lossy.copy_(residual)
         residual.sub_(lossy)  # what half precision cannot hold
-        state.stop_(bucket.index, slice(bucket.exact_from))
+        if self.momentum:
+            state.stop_(bucket.index, slice(bucket.exact_from))
         state.fixed.sent += lossy.numel()
         state.fixed.passed += lossy.numel()
         began_s = wire.now()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from thinwire.compress.layout import Values
 from thinwire.strategies.sparse.form import Form, form_of
@@ -28,13 +28,12 @@ class Plan:
     """Whether what residuals hold at indices that were applied goes with the next step's messages."""
     sparse_rounds: Callable[[Form, int], Iterable[Round]]
     """The wire operations for one message, with so many workers."""
-    numels: list[int] = field(init=False)
-    """How many numbers of each bucket need not arrive exact."""
 
-    def __post_init__(self) -> None:
+    @property
+    def numels(self) -> list[int]:
+        """How many numbers of each bucket need not arrive exact."""
         exact = self.sizes.exact or (0,) * len(self.sizes.buckets)
-        numels = [numel - part for (numel, _), part in zip(self.sizes.buckets, exact, strict=True)]
-        object.__setattr__(self, "numels", numels)
+        return [numel - part for (numel, _), part in zip(self.sizes.buckets, exact, strict=True)]
 
     @property
     def even(self) -> list[float]:
@@ -50,15 +49,13 @@ class Plan:
         since = step - self.warmup_steps
         if since in PROBES or since + 1 in PROBES:  # what the other buckets then send is to be known, too
             weights = self.even
-        density = self.density_at(step)
-        rooms = divide_room(
-            self.numels, weights, total_room(self.numels, density, self.quantum), self.quantum
-        )
+        numels, density = self.numels, self.density_at(step)
+        rooms = divide_room(numels, weights, total_room(numels, density, self.quantum), self.quantum)
         forms = self._of(rooms, held)
         if step < self.warmup_steps and not self._pays(rooms, density):
             return [None] * len(forms)
         if since in PROBES:
-            forms[self.numels.index(max(self.numels))] = None
+            forms[numels.index(max(numels))] = None
         return forms
 
     def _of(self, rooms: Sequence[int], held: Sequence[int]) -> list[Form | None]:

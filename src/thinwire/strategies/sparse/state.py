@@ -74,10 +74,9 @@ class SparseState:
         gradients[: velocity.numel()] = velocity
 
     def stop_(self, bucket: int, sent: Tensor | slice) -> None:
-        """With momentum: what is sent shall not push on (factor masking)."""
-        if self.velocities:
-            velocity = self.velocities[bucket]
-            velocity[sent if isinstance(sent, slice) else sent.to(velocity.device)] = 0
+        """What is sent shall not push on (factor masking)."""
+        velocity = self.velocities[bucket]
+        velocity[sent if isinstance(sent, slice) else sent.to(velocity.device)] = 0
 
     def keep_rate_(self, bucket: int) -> None:
         """Make a residual so much larger as the learning rate has become smaller."""
