@@ -4,24 +4,27 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from thinwire import errors
-from thinwire.strategies.all_reduce import AllReduce
-from thinwire.strategies.gossip_grad import GossipGraD
-from thinwire.strategies.gtopk import GTopK
-from thinwire.strategies.oktopk import OkTopK
-from thinwire.strategies.silent import Silent
-from thinwire.strategies.topk import TopK
-
 if TYPE_CHECKING:
-    from thinwire import data
+    from thinwire import data, errors
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.link import Link
     from thinwire.engine.stats import Stats
     from thinwire.integrations.ddp import ddp_hook
+    from thinwire.strategies.all_reduce import AllReduce
+    from thinwire.strategies.base import Bucket, Strategy
+    from thinwire.strategies.gossip_grad import GossipGraD
+    from thinwire.strategies.gtopk import GTopK
+    from thinwire.strategies.oktopk import OkTopK
+    from thinwire.strategies.silent import Silent
+    from thinwire.strategies.stochastic_gradient_push import StochasticGradientPush
+    from thinwire.strategies.topk import TopK
+    from thinwire.wire.wire import Wire
+    from thinwire.wire.work import Work, all_of, any_of, in_background, training_thread
 
 __all__ = [
     "AllReduce",
+    "Bucket",
     "Checkpoint",
     "GTopK",
     "GossipGraD",
@@ -29,29 +32,57 @@ __all__ = [
     "OkTopK",
     "Silent",
     "Stats",
+    "StochasticGradientPush",
+    "Strategy",
     "TopK",
+    "Wire",
+    "Work",
     "__version__",
+    "all_of",
+    "any_of",
     "attach",
     "data",
     "ddp_hook",
     "errors",
+    "in_background",
+    "training_thread",
 ]
 
 __version__ = version("thinwire")
 
-# What needs torch or numpy is imported on first use: `thinwire --help` must not wait for it.
-_LAZY = {
-    "Checkpoint": "thinwire.engine.checkpoint",
-    "Link": "thinwire.engine.link",
-    "Stats": "thinwire.engine.stats",
-    "attach": "thinwire.engine.attach",
-    "ddp_hook": "thinwire.integrations.ddp",
+# Everything here needs torch or numpy, so it is imported on first use: `thinwire --help` must not wait for
+# it.
+_HOMES = {
+    "AllReduce": "strategies.all_reduce",
+    "Bucket": "strategies.base",
+    "Checkpoint": "engine.checkpoint",
+    "GTopK": "strategies.gtopk",
+    "GossipGraD": "strategies.gossip_grad",
+    "Link": "engine.link",
+    "OkTopK": "strategies.oktopk",
+    "Silent": "strategies.silent",
+    "Stats": "engine.stats",
+    "StochasticGradientPush": "strategies.stochastic_gradient_push",
+    "Strategy": "strategies.base",
+    "TopK": "strategies.topk",
+    "Wire": "wire.wire",
+    "Work": "wire.work",
+    "all_of": "wire.work",
+    "any_of": "wire.work",
+    "attach": "engine.attach",
+    "ddp_hook": "integrations.ddp",
+    "in_background": "wire.work",
+    "training_thread": "wire.work",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    if name == "data":
-        return import_module("thinwire.data")
+    if name in _HOMES:
+        return getattr(import_module(f"thinwire.{_HOMES[name]}"), name)
+    if name in ("data", "errors"):
+        return import_module(f"thinwire.{name}")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -50,8 +50,6 @@ class Threshold:
     @torch.no_grad()
     def before(self, bucket: int, gradient: Tensor, residual: Tensor, density: float) -> Tensor:
         """The threshold for a bucket that is about to be selected from: one number, on its device."""
-        if bucket in self._tails:  # the last step was given up
-            self._forget()
         size = self.sizes[bucket]
         stride = max(1, size // SAMPLE)
         sample = magnitudes(gradient, residual, stride, start=self.step * 7919 % stride)
@@ -68,7 +66,6 @@ class Threshold:
         self._passed[bucket] = int(message[PASSED])
         if len(self._passed) == sum(size > 0 for size in self.sizes):
             self._learn()
-            self._forget()
             self.step += 1
 
     def _learn(self) -> None:
@@ -91,7 +88,8 @@ class Threshold:
         scale = numel / sum(share * size for share, size in zip(self.shares, self.sizes, strict=True))
         self.shares = [share * scale for share in self.shares]
 
-    def _forget(self) -> None:
+    def begin(self) -> None:
+        """A pass begins: forget the last one, which a dense bucket or a failure may have left incomplete."""
         self._tails.clear()
         self._passed.clear()
 

@@ -1,40 +1,40 @@
-"""attach: hang a strategy on a user's model and optimizer."""
+"""attach: join a strategy to a user's model and optimizer."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine import claims, replicas
-from thinwire.engine.buckets import ParameterBucket, make_buckets
+from thinwire.engine.buckets import local, make_buckets
 from thinwire.engine.buffers import BufferPolicy
-from thinwire.engine.companions import with_companions
+from thinwire.engine.core import Core
+from thinwire.engine.endpoint import Endpoint
 from thinwire.engine.link import Link
+from thinwire.engine.optimizer_state import with_optimizer_state
+from thinwire.engine.transport import Transport
 from thinwire.errors import SettingError, UsageError, check, check_one_of
 from thinwire.strategies.base import Strategy
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Lane
+from thinwire.wire.local import LocalWorld
 from thinwire.wire.process_group import connect
-from thinwire.wire.threads import ThreadWorld
 
 # By name: importing them only to compare would cost every user a second at the start.
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 TIMEOUT_S = 300.0
-BUCKETS = 24
-"""Of a model, unless its user says how large they are. Fewer leave more to wait for at the end of
-backward (or the start of forward), more cost more messages and more of the processor."""
 MOST_BUCKET_BYTES = 25 << 20
-LEAST_BUCKET_BYTES = 1 << 20
-FIRST_BUCKET_BYTES = 1 << 20
-"""The first bucket is small, so that the wire starts early in backward."""
-LEAST_FORWARD_MESSAGE_BYTES = 64 << 10
-"""With overlap="forward", where the layers that are needed first come last, buckets may be smaller: a ring of
-P workers sends a P-th of a bucket at a time, which is to be no less than this."""
+LEAST_BUCKET_BYTES = 256 << 10
+"""A bucket costs each worker about a millisecond of its processor, whatever its size."""
+LEAST_MESSAGE_BYTES = 64 << 10
+"""A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
+
+Ranks = tuple[int, ...] | None
 
 
 def attach(
@@ -42,7 +42,8 @@ def attach(
     optimizer: Optimizer,
     strategy: Strategy,
     *,
-    process_group: dist.ProcessGroup | Wire | None = None,
+    process_group: dist.ProcessGroup | Lane | None = None,
+    replica_ranks: Mapping[str, Sequence[int]] | None = None,
     bucket_bytes: int | None = None,
     buffers: BufferPolicy = "rank0",
     timeout_s: float = TIMEOUT_S,
@@ -54,12 +55,17 @@ def attach(
     is used, and started if nobody has; without torchrun it is a world of one, which sends nothing.
 
     Args:
-        model: an ordinary module, not wrapped in DDP or FSDP; compiled is fine.
+        model: an ordinary module, not wrapped in DDP or FSDP; compiled is fine. Of a DTensor its local part
+        is
+            trained, together with the workers that hold the same part.
         optimizer: any torch.optim optimizer over the model's parameters.
         strategy: how the workers talk, such as `AllReduce()`.
-        process_group: the workers to train with, if not all of them (or a `Wire`).
-        bucket_bytes: gradients travel in pieces of about this size; by default a 24th of the model, but
-            no more than 25 MiB and no less than 1 MiB (64 KiB per worker with `overlap="forward"`).
+        process_group: the workers to train with, if not all of them (or a lane of a test's own).
+        replica_ranks: parameters, by name or the name of their module, that only some workers hold copies of:
+            the ranks of those that hold this worker's copy.
+        bucket_bytes: gradients travel in pieces of about this size; by default the strategy's number of them,
+        of
+            at most 25 MiB and at least 256 KiB, and 64 KiB per worker.
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -82,65 +88,140 @@ def attach(
     _check_model(model)
     _check_optimizer(optimizer, model, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        wire: Wire = connect(process_group, timeout_s) or ThreadWorld(1).wire(0)
+        lane: Lane = connect(process_group, timeout_s) or LocalWorld(1).lane(0)
     else:
-        wire = process_group
-    settings = {"strategy": repr(strategy), "bucket_bytes": str(bucket_bytes), "buffers": buffers}
+        lane = process_group
+    settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
+    group_of = _groups(model, replica_ranks or {}, process_group, lane)
+    transport = Transport(lane, timeout_s)
     try:
-        _start_alike(model, settings, wire, timeout_s)
-        trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        buckets, bucket_bytes = buckets_for(trainable, optimizer, strategy, wire.world_size, bucket_bytes)
-        return Link(
+        core = Core(
             model,
             optimizer,
             strategy,
-            wire,
-            buckets,
-            bucket_bytes=bucket_bytes,
+            lane,
+            transport,
+            transport.driver,
             buffers=buffers,
-            timeout_s=timeout_s,
+            context=transport.context,
         )
+        _start_alike(core, transport, settings, group_of)
+
+        def rebuild() -> None:
+            cut(core, group_of, bucket_bytes)
+
+        rebuild()
+        transport.core = core
+        return Link(core, transport, rebuild)
     except BaseException:
-        wire.close()
+        transport.stop()
+        lane.close()
         raise
 
 
-def buckets_for(
-    named: Sequence[tuple[str, nn.Parameter]],
-    optimizer: Optimizer,
-    strategy: Strategy,
-    world_size: int,
-    bucket_bytes: int | None,
-) -> tuple[Sequence[ParameterBucket], int]:
-    """The buckets of these parameters, and how large they were to be: as asked for, or as usual."""
+def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
+    """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
+    named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
     first_bytes = None
     if bucket_bytes is None:
-        bucket_bytes = usual_bucket_bytes(sum(p.nbytes for _, p in named), strategy, world_size)
-        first_bytes = FIRST_BUCKET_BYTES
-    return with_companions(make_buckets(named, bucket_bytes, first_bytes), optimizer), bucket_bytes
+        model_bytes = sum(local(p).nbytes for _, p in named)
+        bucket_bytes = default_bucket_bytes(model_bytes, core.strategy, core.lane.world_size)
+        first_bytes = bucket_bytes // 2 or None  # so that the wire starts early in backward
+    groups = [group_of.get(name) for name, _ in named]
+    buckets = make_buckets(named, bucket_bytes, first_bytes, groups=groups, context=core.context)
+    ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
+    with_optimizer_state(buckets, core.optimizer)
+    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes)
 
 
-def usual_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
-    """What `attach` takes if nobody says how large buckets are."""
-    # Not for others: state that a strategy keeps per bucket must fit when the number of workers changes.
-    forward = strategy.overlap == "forward"
-    least = LEAST_FORWARD_MESSAGE_BYTES * world_size if forward else LEAST_BUCKET_BYTES
-    return min(max(model_bytes // BUCKETS, least), MOST_BUCKET_BYTES)
+def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
+    """Fewer buckets leave more to wait for at the end of backward, more cost more messages."""
+    least = max(LEAST_BUCKET_BYTES, LEAST_MESSAGE_BYTES * world_size)
+    return min(max(model_bytes // strategy.num_buckets, least), MOST_BUCKET_BYTES)
 
 
-def _start_alike(model: nn.Module, settings: dict[str, str], wire: Wire, timeout_s: float) -> None:
-    """Make sure that all workers have the same model and settings, and give them rank 0's weights."""
+# -- groups of replicas ---------------------------------------------------------------------------
 
-    def wait(work: Work) -> None:
-        if not work.wait(timeout_s):
-            raise wire.late(f"worker {wire.rank} has waited {timeout_s:g} s for the others to attach")
 
-    replicas.check_alike(replicas.describe(model, settings), wire, wait)
-    replicas.broadcast_tensors_([*model.parameters(), *model.buffers()], 0, wire, wait)
+def _groups(
+    model: nn.Module,
+    given: Mapping[str, Sequence[int]],
+    process_group: dist.ProcessGroup | Lane | None,
+    lane: Lane,
+) -> dict[str, Ranks]:
+    """The ranks that hold each parameter, where these are not all."""
+    everyone = tuple(range(lane.world_size))
+    found: dict[str, Ranks] = {}
+    for name, parameter in model.named_parameters():
+        ranks = next((tuple(r) for key, r in given.items() if (name + ".").startswith(key + ".")), None)
+        if ranks is None and local(parameter) is not parameter:
+            base = process_group if isinstance(process_group, dist.ProcessGroup) else None
+            ranks = _mesh_ranks(parameter, dist.get_process_group_ranks(base))
+        if ranks is None or ranks == everyone:
+            continue
+        inside = set(ranks) <= set(everyone) and len(set(ranks)) == len(ranks)
+        check(inside, f"replica_ranks of {name}", f"different ranks below {lane.world_size}", ranks)
+        check(lane.rank in ranks, f"replica_ranks of {name}", f"with this worker's rank {lane.rank}", ranks)
+        found[name] = ranks
+    unknown = [key for key in given if not any((n + ".").startswith(key + ".") for n in found)]
+    unknown = [key for key in unknown if tuple(given[key]) != everyone]
+    check(not unknown, "replica_ranks", "names of parameters or modules of the model", unknown)
+    return found
+
+
+def _mesh_ranks(parameter: Tensor, members: Sequence[int]) -> tuple[int, ...]:
+    """The workers that hold the same part of a DTensor: along the mesh dimensions it is replicated on."""
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    mesh = parameter.device_mesh
+    root = mesh._get_root_mesh()  # a layer split along "tp" has its replicas along the other dimensions
+    own, names = root.get_coordinate(), mesh.mesh_dim_names or ()
+    assert own is not None, "a worker that holds a part of the tensor is in its mesh"
+    split = {
+        names[dim] if names else dim
+        for dim, placement in enumerate(parameter.placements)
+        if not placement.is_replicate()
+    }
+    place = tuple(
+        own[dim] if name in split else slice(None)
+        for dim, name in enumerate(root.mesh_dim_names or range(root.ndim))
+    )
+    return tuple(members.index(rank) for rank in root.mesh[place].reshape(-1).tolist())
+
+
+def _start_alike(
+    core: Core, transport: Transport, settings: list[str], group_of: Mapping[str, Ranks]
+) -> None:
+    """Make sure that all replicas have the same parameters and settings, and give them the first one's."""
+    named = list(core.model.named_parameters())
+    for group in (None, *dict.fromkeys(group_of.values())):
+        endpoint = core.engine if group is None else core.endpoint(group)
+        mine = [(name, p) for name, p in named if group_of.get(name) == group]
+        lines = [*settings, *replicas.describe(mine, "parameter")]
+        tensors = [local(p) for _, p in mine]
+        if group is None:
+            lines += replicas.describe(core.model.named_buffers(), "buffer")
+            tensors += core.model.buffers()
+
+        def wait(call: replicas.Call, endpoint: Endpoint = endpoint) -> None:
+            if not endpoint.issue(call).wait(transport.timeout_s):
+                raise core.lane.late_error(
+                    f"worker {core.lane.rank} has waited {transport.timeout_s:g} s for the others to attach"
+                )
+
+        lane = endpoint.lane
+        replicas.check_alike(lines, lane.rank, lane.world_size, wait)
+        replicas.broadcast_tensors_(tensors, 0, wait)
+    core.meter.reset()  # what is counted is training
+    core.engine_meter.reset()
+
+
+# -- what cannot be attached ------------------------------------------------------------------------
 
 
 def _check_strategy(strategy: Strategy) -> None:
-    if isinstance(strategy, type) or not hasattr(strategy, "rounds"):
+    if isinstance(strategy, type) or not hasattr(strategy, "replicas_agree"):
         raise SettingError(
             f"strategy must be a strategy object, got {strategy!r}", hint="for example tw.AllReduce()"
         )
@@ -154,9 +235,6 @@ def _check_model(model: nn.Module) -> None:
                 f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
                 hint="attach the plain model: thinwire takes the place of that wrapper",
             )
-    for name, parameter in model.named_parameters():
-        if "DTensor" in {type(parameter).__name__, type(parameter.data).__name__}:
-            raise UsageError(f"parameter {name} is a DTensor; thinwire trains plain replicas")
     if not any(p.requires_grad for p in model.parameters()):
         raise SettingError("model has no parameter that requires a gradient")
     claims.check_free((name, p) for name, p in model.named_parameters() if p.requires_grad)

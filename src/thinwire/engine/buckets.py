@@ -1,15 +1,17 @@
 """Which parameters travel together, in which order, and how they become one flat tensor.
 
-A bucket is scratch: the user's parameters and gradients are copied in and out and never moved.
-Layout of `gradient`: large tensors, then small ones (one dimension or less), then how much this
-worker's gradient counts, then a flag that says whether that is something else than 1, then one flag
-per parameter that says whether this step used it. So everything that must arrive exact is one piece
-at the end, and what one worker decides all of them see.
+A bucket is scratch: the user's parameters and gradients are copied in and out and never moved. Of a DTensor
+it holds the local part. Layout of `gradient`: large tensors, then small ones, then how much this worker's
+gradient counts, then a flag that says whether that is something else than 1, then one flag per parameter that
+says whether this step used it. So everything that must arrive exact is one piece at the end, and what one
+worker decides all of them see.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import math
+import threading
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -17,8 +19,12 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.engine.leaves import Leaf
 from thinwire.errors import UsageError
-from thinwire.strategies.base import Parameters
+from thinwire.strategies.base import OnResize, Part, Values
+
+LARGE_NUMEL = 1 << 14
+"""Gradients from this size on are copied one by one as they arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,7 @@ class Item:
 
     num_bytes: int
     kind: Hashable
-    """Only parameters of one kind (dtype, device) share a bucket."""
+    """Only parameters of one kind (dtype, device, group of replicas) share a bucket."""
 
 
 def plan(items: Sequence[Item], bucket_bytes: int, first_bytes: int | None = None) -> list[list[int]]:
@@ -51,40 +57,99 @@ def plan(items: Sequence[Item], bucket_bytes: int, first_bytes: int | None = Non
     return closed + list(filling.values())
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this worker holds; a plain tensor itself."""
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
+
+
+@dataclass(slots=True)
+class TrainingContext:
+    """What all buckets of a worker are told."""
+
+    step: int = 1
+    """The optimizer step under way, counted from 1."""
+    thread: int | None = None
+    """The training thread, the only one that may write parameters; None where nobody checks."""
+
+    def check_thread(self) -> None:
+        if self.thread is not None and self.thread != threading.get_ident():
+            raise UsageError(
+                "a strategy wrote parameters outside the training thread",
+                hint="`await training_thread()` before bucket.write_, add_ or lerp_",
+            )
+
+
 class ParameterBucket:
     """Some parameters of the model, and the flat scratch tensor their gradients travel in."""
 
-    def __init__(self, index: int, names: Sequence[str], parameters: Sequence[Parameter]) -> None:
-        order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() <= 1)
-        self.index = index
+    def __init__(
+        self,
+        place: int,
+        names: Sequence[str],
+        parameters: Sequence[Parameter],
+        small: int,
+        context: TrainingContext,
+    ) -> None:
+        """`small`: parameters with at most this many numbers arrive exact."""
+        order = sorted(range(len(parameters)), key=lambda i: local(parameters[i]).numel() <= small)
+        self.place = place
+        """In the order in which all buckets of the model go out."""
+        self.index = place
+        """In the order of the buckets of its group."""
         self.names = [names[i] for i in order]
         self.parameters: list[Tensor] = [parameters[i] for i in order]
-        sizes = [p.numel() for p in self.parameters]
+        self._locals = [local(p) for p in self.parameters]
+        sizes = [p.numel() for p in self._locals]
         self.num_parameters = sum(sizes)
-        self.exact_from = sum(p.numel() for p in self.parameters if p.dim() > 1)
-        example = self.parameters[0]
+        self.exact_from = sum(size for size in sizes if size > small)
+        self._num_large = sum(size > small for size in sizes)
+        example = self._locals[0]
         self.gradient = torch.zeros(
             self.num_parameters + 2 + len(sizes), dtype=example.dtype, device=example.device
         )
-        self.companions: Mapping[str, Parameters] = {}
+        self.optimizer_state: Mapping[str, Values] = {}
         self.read_rate: Callable[[], float | None] = lambda: None
+        self.leaves: dict[str, Leaf] = {}
+        self._context = context
         self._gradients, self._weight, self._uneven, self._used = self.gradient.split(
             [self.num_parameters, 1, 1, len(sizes)]
         )
         self._views = self._split(self._gradients)
         self._taken: set[int] = set()
+        self._takes = [
+            self.gradient.is_cpu and local(p) is p and p.numel() >= LARGE_NUMEL for p in self.parameters
+        ]
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([p.numel() for p in self.parameters])
-        return [part.view(p.shape) for part, p in zip(parts, self.parameters, strict=True)]
+        parts = flat.split([p.numel() for p in self._locals])
+        return [part.view(p.shape) for part, p in zip(parts, self._locals, strict=True)]
+
+    @property
+    def step(self) -> int:
+        return self._context.step
 
     @property
     def rate(self) -> float | None:
         return self.read_rate()
 
     def name_at(self, place: int) -> str:
-        ends = accumulate(p.numel() for p in self.parameters)
+        ends = accumulate(p.numel() for p in self._locals)
         return next(name for name, end in zip(self.names, ends, strict=True) if place < end)
+
+    # -- state of a strategy ------------------------------------------------------------------------
+
+    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+        count = self.num_parameters if part == "all" else self.exact_from
+        data = self.gradient.new_zeros(count)
+        # half precision is too little to add up in
+        return self.keep(name, data.float() if data.element_size() < 4 else data, on_resize=on_resize)
+
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+        count = len(self.names) if data.numel() == self.num_parameters else self._num_large
+        shapes = [p.shape for p in self._locals[:count]]
+        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
+        return data
 
     # -- gradients --------------------------------------------------------------------------------
 
@@ -93,13 +158,15 @@ class ParameterBucket:
         self._taken.clear()
 
     def take_(self, place: int) -> None:
-        """Copy one gradient that has just arrived, while it is in the processor's cache.
+        """Copy one large gradient that has just arrived, while it is in the processor's cache.
 
-        On other devices one copy of them all, in `gather_`, is cheaper than one for each.
+        Of small ones, and on other devices, one copy of them all, in `gather_`, is cheaper than one for each.
         """
+        if not self._takes[place]:
+            return
         grad = self.parameters[place].grad
-        if self.gradient.is_cpu and grad is not None and grad.layout == torch.strided:
-            self._views[place].copy_(grad.detach())
+        if grad is not None and grad.layout == torch.strided:
+            self._views[place].copy_(grad.detach() if grad.requires_grad else grad)
             self._taken.add(place)
 
     @torch.no_grad()
@@ -120,7 +187,7 @@ class ParameterBucket:
                         hint="make the embedding with sparse=False",
                     )
                 views.append(self._views[place])
-                grads.append(grad)
+                grads.append(local(grad))
         if grads:
             torch._foreach_copy_(views, grads)
         self._used.fill_(1.0)
@@ -145,7 +212,7 @@ class ParameterBucket:
         self._divide_()
         torch._foreach_copy_(list(gradients), self._views)
 
-    def shadow_(self) -> None:
+    def fill_nothing_(self) -> None:
         """Fill `gradient` for a worker that has nothing to add and does not count."""
         self.gradient.zero_()
         self._uneven.fill_(1.0)
@@ -169,14 +236,16 @@ class ParameterBucket:
             return
         self._divide_()
         grads = [p.grad for p in self.parameters]
-        have = [(g, v) for g, v in zip(grads, self._views, strict=True) if g is not None]
+        have = [(local(g), v) for g, v in zip(grads, self._views, strict=True) if g is not None]
         if have:
             torch._foreach_copy_([g for g, _ in have], [v for _, v in have])
         if len(have) < len(grads):
             used_somewhere = (self._used != 0).tolist()
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
                 if parameter.grad is None and used:
-                    parameter.grad = view.clone(memory_format=torch.contiguous_format)
+                    parameter.grad = _as_gradient(
+                        parameter, view.clone(memory_format=torch.contiguous_format)
+                    )
 
     @torch.no_grad()
     def lend_(self) -> None:
@@ -186,7 +255,7 @@ class ParameterBucket:
         self._divide_()
         used_somewhere = (self._used != 0).tolist()
         for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
-            parameter.grad = view if used else None
+            parameter.grad = _as_gradient(parameter, view) if used else None
 
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
@@ -199,32 +268,70 @@ class ParameterBucket:
         if out is None:
             out = torch.empty(self.num_parameters, dtype=self.gradient.dtype, device=self.gradient.device)
         if not out.is_meta:
-            torch._foreach_copy_(self._split(out), self.parameters)
+            torch._foreach_copy_(self._split(out), self._locals)
         return out
 
     @torch.no_grad()
     def write_(self, data: Tensor) -> None:
+        self._context.check_thread()
         if not data.is_meta:
-            torch._foreach_copy_(self.parameters, self._split(data))
+            torch._foreach_copy_(self._locals, self._split(data))
 
     @torch.no_grad()
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
+        self._context.check_thread()
         if not data.is_meta:
-            torch._foreach_add_(self.parameters, self._split(data), alpha=scale)
+            torch._foreach_add_(self._locals, self._split(data), alpha=scale)
 
     @torch.no_grad()
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
+        self._context.check_thread()
         if not data.is_meta:
             weights = self._split(weight) if isinstance(weight, Tensor) else weight
-            torch._foreach_lerp_(self.parameters, self._split(data), weights)
+            torch._foreach_lerp_(self._locals, self._split(data), weights)
+
+
+def _as_gradient(parameter: Tensor, part: Tensor) -> Tensor:
+    """A gradient with this local part."""
+    if local(parameter) is parameter:
+        return part
+    from torch.distributed.tensor import DTensor
+
+    assert isinstance(parameter, DTensor)
+    return DTensor.from_local(
+        part,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
+
+
+def small_numel(parameters: Iterable[Tensor]) -> int:
+    """Parameters with at most this many numbers count as small: the square root of a model's numbers, so
+    biases and norms of n x n layers do, and all of them together cost little to send."""
+    return math.isqrt(sum(p.numel() for p in parameters))
 
 
 def make_buckets(
-    named: Sequence[tuple[str, Parameter]], bucket_bytes: int, first_bytes: int | None = None
+    named: Sequence[tuple[str, Parameter]],
+    bucket_bytes: int,
+    first_bytes: int | None = None,
+    *,
+    groups: Sequence[Hashable] | None = None,
+    context: TrainingContext | None = None,
 ) -> list[ParameterBucket]:
-    """The buckets of a model's trainable parameters, in the order they go out."""
-    items = [Item(p.nbytes, (p.dtype, p.device)) for _, p in named]
+    """The buckets of a model's trainable parameters, in the order they go out.
+
+    `groups`: which replicas each parameter has, if not all the same; those of one group share buckets.
+    """
+    groups = groups or [None] * len(named)
+    parts = [local(p) for _, p in named]
+    items = [Item(p.nbytes, (p.dtype, p.device, g)) for p, g in zip(parts, groups, strict=True)]
+    small = small_numel(parts)
+    context = context or TrainingContext()
     return [
-        ParameterBucket(index, [named[i][0] for i in members], [named[i][1] for i in members])
-        for index, members in enumerate(plan(items, bucket_bytes, first_bytes))
+        ParameterBucket(place, [named[i][0] for i in members], [named[i][1] for i in members], small, context)
+        for place, members in enumerate(plan(items, bucket_bytes, first_bytes))
     ]

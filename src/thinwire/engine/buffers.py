@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator
-from typing import Any, Literal
+from collections.abc import Callable, Iterator
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.engine import replicas
 from thinwire.engine.driver import Task
-from thinwire.wire.base import Wire, Work
+from thinwire.engine.endpoint import Make
+from thinwire.wire.base import Lane
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work
 
 BufferPolicy = Literal["rank0", "average", "local"]
 
@@ -18,11 +21,11 @@ BufferPolicy = Literal["rank0", "average", "local"]
 class Buffers:
     """Sends the buffers beside the gradients of the same step: rank 0's as bytes, means by dtype."""
 
-    def __init__(self, model: nn.Module, policy: BufferPolicy, wire: Wire) -> None:
+    def __init__(self, model: nn.Module, policy: BufferPolicy, lane: Lane) -> None:
         # The dicts that hold them, as walking the model in every step is slow and a buffer may be replaced.
         self._homes = [(module._buffers, name) for module in model.modules() for name in module._buffers]
         self._policy = policy
-        self._wire = wire
+        self._lane = lane
         self._kinds: list[tuple[int, torch.dtype, torch.Size]] = []
         self._buffers: list[Tensor] = []
         self._messages: list[_Message] = []
@@ -34,18 +37,18 @@ class Buffers:
         """Whether this worker still has data."""
 
     @torch.no_grad()
-    def send(self, start: Callable[[Coroutine[Any, Any, None], str], Task]) -> None:
+    def send(self, start: Callable[[Make, str], Task]) -> None:
         """When backward begins forward is over, so the buffers are those of this step."""
-        if self._policy == "local" or self._wire.world_size == 1:
+        if self._policy == "local" or self._lane.world_size == 1:
             return
         if self._task is not None:
             return  # sent by a backward that failed before its gradients were; this one repeats it
         self._prepare()
-        if self._policy == "average" or self.joining or self._wire.rank == 0:
+        if self._policy == "average" or self.joining or self._lane.rank == 0:
             for message in self._messages:
                 torch._foreach_copy_(message.views, message.buffers)
         if self._messages:
-            self._task = start(self._sync(), "buffers")
+            self._task = start(self._sync, "buffers")
 
     def _prepare(self) -> None:
         """Lay out messages, unless the buffers are still those of the last step."""
@@ -64,20 +67,20 @@ class Buffers:
             _Message(group, torch.uint8 if self._policy == "rank0" else None) for group in groups
         ]
 
-    async def _sync(self) -> None:
-        present = torch.ones(self._wire.world_size, dtype=torch.uint8)
+    async def _sync(self, wire: Wire) -> None:
+        present = torch.ones(wire.world_size, dtype=torch.uint8)
         if self.joining:
             mine = torch.tensor([self.present], dtype=torch.uint8)
-            await self._wire.all_gather(mine, present)
+            await wire.all_gather(mine, present)
             if not present.any():
                 return
         self._source = int(present.argmax())  # the lowest rank that still has data
         for flat in (message.flat for message in self._messages):
             if self._policy == "rank0":
-                await self._wire.broadcast_(flat, source=self._source)
+                await wire.broadcast_(flat, source=self._source)
             else:
                 flat *= float(self.present)
-                await self._wire.all_reduce_(flat)
+                await wire.all_reduce_(flat)
                 flat /= int(present.sum())
 
     def receiving(self) -> Iterator[Work]:
@@ -86,7 +89,7 @@ class Buffers:
             return
         task, self._task = self._task, None
         yield task
-        if self._policy == "rank0" and self._source == self._wire.rank:
+        if self._policy == "rank0" and self._source == self._lane.rank:
             return
         with torch.no_grad():
             for message in self._messages:

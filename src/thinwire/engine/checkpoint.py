@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,7 +13,7 @@ from typing import Any, Self
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine import dcp, folders, likeness
+from thinwire.engine import compatibility, dcp, folders
 from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
 from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica
@@ -82,12 +81,12 @@ class Checkpoint:
         """
         check(keep >= 1, "keep", "at least 1", keep)
         self.folder = Path(folder)
-        self.parts: dict[str, Part] = {"link": link, "random": Random(likeness.plain(model), link.rank)}
+        self.parts: dict[str, Part] = {"link": link, "random": Random(compatibility.plain(model), link.rank)}
         if link.strategy.replicas_agree:
-            self.parts |= {"model": likeness.plain(model), "optimizer": optimizer}
-            self.parts["buffers"] = OwnBuffers(likeness.plain(model), link.rank)
+            self.parts |= {"model": compatibility.plain(model), "optimizer": optimizer}
+            self.parts["buffers"] = OwnBuffers(compatibility.plain(model), link.rank)
         else:
-            self.parts["replica"] = Replica(likeness.plain(model), optimizer)
+            self.parts["replica"] = Replica(compatibility.plain(model), optimizer)
         taken = self.parts.keys() & parts.keys()
         check(not taken, "parts", "named other than those of thinwire's own", sorted(taken))
         self.parts |= parts
@@ -95,7 +94,7 @@ class Checkpoint:
         self._about = {
             "strategy": repr(link.strategy),
             **{key: str(value) for key, value in (settings or {}).items()},
-            **likeness.describe(likeness.plain(model), optimizer),
+            **compatibility.describe(compatibility.plain(model), optimizer),
             "parts": ", ".join(sorted(self.parts)),
         }
         self._loaded = False
@@ -153,7 +152,7 @@ class Checkpoint:
         def look() -> str:
             nonlocal manifest
             manifest = folders.read_manifest(path)
-            likeness.compare(path, manifest.about, self._about)
+            compatibility.compare(path, manifest.about, self._about)
             states.update(self._read(path, manifest))
             return ""
 
@@ -202,7 +201,7 @@ class Checkpoint:
                 hint="call load() first to go on from it, or name another folder",
             )
         self.wait()
-        self._link.settle()
+        self._link.synchronize()
         everyones = {name: part for name, part in self.parts.items() if not isinstance(part, OwnPart)}
         own = dcp.snapshot({n: part.state_dict() for n, part in self.parts.items() if n not in everyones})
         common = None
@@ -236,7 +235,7 @@ class Checkpoint:
             mine = {"error": f"{self.folder}: {error}", "hint": "checkpoints need a folder all can write to"}
         except ThinwireError as error:
             mine = {"error": error.message, "hint": error.hint}
-        everyones = [json.loads(text) for text in self._link.gather_texts(json.dumps(mine))]
+        everyones = self._link.all_gather_object(mine)
         for rank, each in enumerate(everyones):
             if "error" in each:
                 raise DataError(f"worker {rank}: {each['error']}", hint=each["hint"])

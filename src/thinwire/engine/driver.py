@@ -1,58 +1,73 @@
-"""Drivers step a strategy's coroutines: beside the training loop, or inline in tests."""
+"""Drivers step a strategy's coroutines: in the training thread, beside it, on a clock, or inline in tests."""
 
 from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from thinwire.errors import UsageError
-from thinwire.wire.base import AnyOf, Land, TakeOff, Work
 from thinwire.wire.ranges import range_of
+from thinwire.wire.waiters import is_waiter
+from thinwire.wire.work import AnyOf, InBackground, TrainingThread, Work
 
 Call = Callable[[], None]
+Soon = Callable[[Call], None]
 
 
 class Task(Work):
     """A coroutine under way."""
 
-    def __init__(self, coroutine: Coroutine[Any, Any, object], name: str) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, object], name: str, *, in_training: bool) -> None:
         super().__init__()
         self.coroutine = coroutine
         self.name = name
-        self.flight: TakeOff | None = None
-        """When training wants it back; None while it has not taken off."""
-        self.aloft = Work()
-        """Ends when the task takes off, or ends without."""
-        self.landing = Work()
-        """Ends when the task waits to land, or ends without."""
+        self.in_training = in_training
+        """Whether it goes on in the training thread after a wait, or beside it."""
+        self.keeps_promises = in_training
+        """Whether training brings it back when it is due; others come back as soon as training has time."""
+        self.promise: InBackground | None = None
+        """When training wants it back; None unless it has left the training thread."""
+        self.left = Work()
+        """Ends when the task leaves the training thread, or ends."""
+        self.returning = Work()
+        """Ends when the task wants to come back as promised, or ends."""
         self.waits_for = "to start"
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
-        for stage in (self.aloft, self.landing):
+        for stage in (self.left, self.returning):
             stage.fail(error) if error else stage.finish()
 
 
 class Driver:
-    """Steps coroutines; `soon` runs a call later, in the one thread that goes on with them."""
+    """Steps coroutines. Calls given to `background` and `training` run later, in one thread each."""
 
-    def __init__(self, soon: Callable[[Call], None]) -> None:
-        self._soon = soon
+    def __init__(self, background: Soon, training: Soon) -> None:
+        self._background = background
+        self._training = training
 
-    def start(self, coroutine: Coroutine[Any, Any, object], name: str = "") -> Task:
-        """Run the coroutine here until it first has to wait; from then on `soon` goes on with it."""
-        task = Task(coroutine, name)
+    def start(
+        self, coroutine: Coroutine[Any, Any, object], name: str = "", *, in_training: bool = False
+    ) -> Task:
+        """Run the coroutine here until it first has to wait."""
+        task = Task(coroutine, name, in_training=in_training)
         self._step(task, None)
         return task
 
-    def touch_down(self, task: Task, waited_s: float = 0.0) -> None:
-        """Go on, in the calling thread, with a task that waits to land and was waited for that long."""
+    def bring_back(self, task: Task, waited_s: float = 0.0) -> None:
+        """Go on, in the calling training thread, with a task that comes back as promised."""
         if not task.done():
-            assert task.waits_for == "to land", f"{task.name} waits {task.waits_for}"
-            self._step(task, waited_s)
+            assert task.waits_for == "for the training thread", f"{task.name} waits {task.waits_for}"
+            self._enter_training(task, waited_s)
+
+    def _enter_training(self, task: Task, waited_s: float) -> None:
+        task.in_training, task.promise = True, None
+        task.left, task.returning = Work(), Work()
+        self._step(task, waited_s)
 
     def _step(self, task: Task, value: object) -> None:
         while True:
@@ -61,27 +76,37 @@ class Driver:
             except StopIteration:
                 task.finish()
                 return
-            except BaseException as error:  # noqa: BLE001 (it is raised in whoever waits)
+            except BaseException as error:  # noqa: BLE001  # it is raised in whoever waits
                 task.fail(error)
                 return
             value = None
             if isinstance(awaited, Work) and awaited.done():
                 continue
+            if isinstance(awaited, TrainingThread) and task.in_training:
+                value = 0.0
+                continue
             self._park(task, awaited)
             return
+
+    def _resume(self, task: Task, value: object = None) -> None:
+        soon = self._training if task.in_training else self._background
+        soon(lambda: self._step(task, value))
 
     def _park(self, task: Task, awaited: object) -> None:
         if isinstance(awaited, Work):
             task.waits_for = "for the wire"
-            awaited.when_done(lambda: self._soon(lambda: self._step(task, None)))
-        elif isinstance(awaited, TakeOff):
-            task.flight = awaited
+            awaited.when_done(lambda: self._resume(task))
+        elif isinstance(awaited, InBackground):
+            task.in_training, task.promise = False, awaited if task.keeps_promises else None
             task.waits_for = "to go on"
-            self._soon(lambda: self._step(task, None))
-            task.aloft.finish()
-        elif isinstance(awaited, Land):
-            task.waits_for = "to land"
-            task.landing.finish()
+            self._resume(task)
+            task.left.finish()
+        elif isinstance(awaited, TrainingThread):
+            task.waits_for = "for the training thread"
+            if task.promise is None:
+                self._training(lambda: self._enter_training(task, 0.0))
+            else:
+                task.returning.finish()
         elif isinstance(awaited, AnyOf):
             task.waits_for = "for one of several peers"
             self._park_any(task, awaited)
@@ -94,30 +119,85 @@ class Driver:
 
         def ended(index: int) -> None:
             if first.acquire(blocking=False):
-                self._soon(lambda: self._step(task, index))
+                self._resume(task, index)
 
         for index, work in enumerate(awaited.works):
             work.when_done(lambda index=index: ended(index))  # type: ignore[misc]  # mypy: lambda default
 
 
 class ProgressThread:
-    """The thread beside the training loop in which coroutines go on."""
+    """The thread beside the training loop in which coroutines go on.
+
+    A thread that has waited for the wire goes on with its coroutine itself, if nobody else runs one at that
+    moment: handing over to another thread takes longer than most of what there is to do.
+    """
 
     def __init__(self, name: str) -> None:
-        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
-        self.soon: Callable[[Call], None] = self._calls.put
-        self.driver = Driver(self.soon)
+        self._calls: deque[Call] = deque()
+        self._running = threading.Lock()
+        """Held by the thread that runs calls, which may be any but the training thread."""
+        self._wanted = threading.Semaphore(0)
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
+    def soon(self, call: Call) -> None:
+        """Run a call beside training, after those given before it."""
+        self._calls.append(call)
+        if is_waiter():
+            self._drain()
+        else:
+            self._wanted.release()
+
+    def _drain(self) -> None:
+        # Whoever fails to get the lock leaves its call to the holder, which looks again after giving it back.
+        while self._calls and not self._stopped and self._running.acquire(blocking=False):
+            try:
+                with range_of("progress"):
+                    while self._calls and not self._stopped:
+                        self._calls.popleft()()
+            finally:
+                self._running.release()
+
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None:
-            with range_of("progress"):
-                call()
+        while not self._stopped:
+            self._wanted.acquire()
+            self._drain()
 
     def stop(self) -> None:
-        self._calls.put(None)
+        """Return when nothing runs here any more."""
+        self._stopped = True
+        self._wanted.release()
         self._thread.join()
+        with self._running:  # another thread may be in the middle of a call
+            pass
+
+
+class TrainingQueue:
+    """Calls for the training thread, which runs them whenever it waits for something."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Call | None] = queue.SimpleQueue()
+        self.soon: Soon = self._calls.put
+
+    def run(self) -> None:
+        """Run what is there."""
+        while not self._calls.empty():
+            if (call := self._calls.get()) is not None:
+                call()
+
+    def run_until(self, work: Work, timeout_s: float) -> bool:
+        """Run what comes until `work` has ended; False if `timeout_s` ran out first."""
+        work.when_done(lambda: self._calls.put(None))
+        deadline = time.monotonic() + timeout_s
+        while not work.done():
+            try:
+                call = self._calls.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return False
+            if call is not None:
+                call()
+        return True
 
 
 class Inline:
@@ -125,7 +205,7 @@ class Inline:
 
     def __init__(self) -> None:
         self._calls: deque[Call] = deque()
-        self.driver = Driver(self._calls.append)
+        self.driver = Driver(self._calls.append, self._calls.append)
 
     def settle(self) -> None:
         """Go on until everything waits for something else than its turn."""
@@ -133,12 +213,12 @@ class Inline:
             self._calls.popleft()()
 
     def run(self, *coroutines: Coroutine[Any, Any, object]) -> None:
-        """Run coroutines to their end, landing each as soon as it asks; a deadlock is named."""
+        """Run coroutines to their end, bringing each back as soon as it asks; a deadlock is named."""
         tasks = [self.driver.start(c, f"coroutine {i}") for i, c in enumerate(coroutines)]
         self.settle()
-        while waiting := [t for t in tasks if t.waits_for == "to land" and not t.done()]:
+        while waiting := [t for t in tasks if t.promise is not None and t.returning.done() and not t.done()]:
             for task in waiting:
-                self.driver.touch_down(task)
+                self.driver.bring_back(task)
             self.settle()
         stuck = [f"{t.name} waits {t.waits_for}" for t in tasks if not t.done()]
         if stuck:

@@ -3,165 +3,145 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from thinwire.engine import claims, replicas, state
-from thinwire.engine.beside import Beside
-from thinwire.engine.buckets import ParameterBucket
-from thinwire.engine.buffers import BufferPolicy, Buffers
-from thinwire.engine.deferred import Deferred
-from thinwire.engine.driver import Task
-from thinwire.engine.mixer import Mixer
-from thinwire.engine.readers import Readers
-from thinwire.engine.reducer import Reducer
+from thinwire.engine import claims, leaves, replicas
+from thinwire.engine.core import Core, ReplicaGroup
+from thinwire.engine.side_lane import SideLane
+from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.stats import Stats
-from thinwire.engine.talk import Talk
-from thinwire.errors import DataError, UsageError, check
-from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
-from thinwire.traffic import Sizes
-from thinwire.wire.base import Wire, Work
-from thinwire.wire.ranges import range_of
+from thinwire.engine.transport import Transport
+from thinwire.errors import UsageError, check
+from thinwire.strategies.base import Strategy, overrides
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work
 
 
 class Link:
-    """What `attach` returns. Leave it with `with`, or call `detach`; both are done by all workers."""
+    """The result of `attach`. Leave it with `with`, or call `detach`; both are done by all workers."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        optimizer: Optimizer,
-        strategy: Strategy,
-        wire: Wire,
-        buckets: Sequence[ParameterBucket],
-        *,
-        bucket_bytes: int,
-        buffers: BufferPolicy,
-        timeout_s: float,
-    ) -> None:
-        self.strategy = strategy
-        self.rank = wire.rank
-        self.world_size = wire.world_size
-        self._model = model
-        self._optimizer = optimizer
-        self._buckets = buckets
-        self._talk = Talk(wire, timeout_s)
-        # Where replicas differ so may their buffers, and Silent must stay silent.
-        self._buffers = Buffers(model, buffers if strategy.replicas_agree else "local", self._talk.engine)
+    def __init__(self, core: Core, transport: Transport, rebuild: Callable[[], None]) -> None:
+        """`rebuild` cuts the model into buckets anew."""
+        self.strategy: Strategy = core.strategy
+        self.rank: int = core.lane.rank
+        self.world_size: int = core.lane.world_size
+        self._core, self._transport, self._rebuild = core, transport, rebuild
+        self._model, self._optimizer = core.model, core.optimizer
         self._attached = True
-        self._parameters = {id(p): p for bucket in buckets for p in bucket.parameters}
-        self._state = strategy.init(buckets, self._talk.wire)
-        self._reducer: Reducer | Deferred = (
-            Deferred(model, optimizer, buckets, bucket_bytes, self)
-            if strategy.overlap == "forward"
-            else Reducer(buckets, strategy.overlap, self)
-        )
-        self._talk.open()  # not earlier: what is above may refuse
-        settle = self._settle if overrides(strategy, "settle") else None
-        self._mixer = Mixer(buckets, self._mix, settle, self._talk.driver, self._talk.wire.now)
-        self._serving: Task | None = None
-        self._besides: list[Beside] = []
-        if overrides(strategy, "serve"):
-            self._serving = self._talk.start(strategy.serve(self._state, self._talk.wire), "serve")
-        if overrides(strategy, "reduce"):
-            self._reducer.hook()
+        self._side_lanes: list[SideLane] = []
         self._handles = [
-            optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
-            optimizer.register_step_post_hook(lambda *_: self._after_step()),
+            self._optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
+            self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
-        self._readers = Readers(model, optimizer, settle=lambda: self.wait_for(self._mixer.landing_all()))
-        if overrides(strategy, "mix"):
-            self._readers.hook(self._handles)
+        self._access_hooks = StateAccessHooks(
+            self._model, self._optimizer, finish=lambda: transport.wait_for(core.mixer.landing_all())
+        )
+        if overrides(self.strategy, "mix"):
+            self._access_hooks.hook(self._handles)
+        self._hook()
+        core.serve()
+
+    def _hook(self) -> None:
+        self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
+        if overrides(self.strategy, "reduce"):
+            self._core.reducer.hook()
         claims.claim(self._parameters.values())
 
     @property
     def timeout_s(self) -> float:
-        return self._talk.timeout_s
+        """How long a wait for others may take."""
+        return self._transport.timeout_s
 
     # -- what users ask ---------------------------------------------------------------------------
 
     @property
     def stats(self) -> Stats:
-        traffic = self._talk.traffic
-        return Stats(
-            steps=self._talk.steps,
-            rounds=self._talk.rounds,
-            sent_bytes=traffic.sent_bytes,
-            received_bytes=traffic.received_bytes,
-            messages=traffic.messages,
-            exposed_s=self._talk.exposed_s,
-            instruments=self.strategy.instruments(self._state),
-        )
+        """Steps, traffic and waiting of this worker so far."""
+        return self._core.stats
 
-    @property
-    def sizes(self) -> Sizes:
-        """What travels, as the strategy's `rounds` wants to know it."""
-        parcels = self._reducer.parcels()
-        return Sizes(
-            tuple((each.gradient.numel(), each.gradient.element_size()) for each in parcels),
-            tuple((b.num_parameters, b.gradient.element_size()) for b in self._buckets),
-            len(self._buckets[0].companions),
-            exact=tuple(each.gradient.numel() - each.exact_from for each in parcels),
-        )
-
-    def sum(self, values: Sequence[float]) -> list[float]:
+    def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
-        return self._talk.sum(values)
+        total = torch.tensor(values, dtype=torch.float64)
+        self._wait(lambda wire: wire.all_reduce_(total))
+        return [float(value) for value in total]
 
-    def consensus_distance(self) -> float:
-        """How far the workers' models are apart, relative to their size; called by all workers."""
-        self._reducer.settle()  # but not the mixer: measuring must not land exchanges early
-        return replicas.consensus_distance(self._buckets, self._talk.engine, self._talk.wait)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What of the link must survive a stop, for this worker."""
-        self.settle()
-        return {"strategy": repr(self.strategy), "steps": self._talk.steps, "state": state.dump(self._state)}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if saved["strategy"] != repr(self.strategy):
-            raise DataError(
-                f"the saved state is of {saved['strategy']}, this link has {self.strategy!r}",
-                hint="attach with the strategy the state was saved with",
-            )
-        self.settle()
-        self._talk.steps = saved["steps"]
-        self._state = state.load(self._state, saved["state"])
-
-    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Load this worker's share of what another number of workers saved."""
-        state = self.strategy.resize([each["state"] for each in saved], self.rank, self.world_size)
-        self.load_state_dict({**saved[0], "state": state})
-
-    def beside(self, name: str, settle: Callable[[], None]) -> Beside:
-        """A lane and a thread for something else that talks beside training; made by all workers at the same
-        point, and ended with the link. `settle` finishes what it has under way; its traffic is in `stats`."""
-        lane = self._talk.engine.lane(f"{name} {len(self._besides)}")
-        self._besides.append(Beside(lane, name, settle))
-        return self._besides[-1]
-
-    def gather_texts(self, text: str) -> list[str]:
-        """Every worker's text, in order of rank; called by all workers."""
+    def all_gather_object(self, value: Any) -> list[Any]:
+        """Every worker's value, in order of rank; called by all workers. JSON must be able to hold it:
+        nothing that comes from the network is unpickled."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        return self._talk.gather_texts(text)
+        everyones = replicas.gather_bytes(json.dumps(value).encode(), self.rank, self.world_size, self._wait)
+        return [json.loads(data) for data in everyones]
+
+    def consensus_distance(self) -> float:
+        """How far the workers' models are apart, relative to their size, as far as all hold the same
+        parameters; called by all workers."""
+        # but without the mixer: measuring must not bring exchanges back early
+        self._transport.wait_for(self._core.reducer.stepping())
+        shared = next((group for group in self._core.groups if group.ranks is None), None)
+        buckets = [] if shared is None else shared.buckets
+        return replicas.consensus_distance(buckets, self.world_size, self._wait)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The strategy's state on this worker, by parameter where it belongs to one."""
+        self.synchronize()
+        return self._core.state_dict()
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on with what this worker has saved, also with other buckets."""
+        self.synchronize()
+        self._core.load([saved] * self.world_size)
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Go on with this worker's share of what another number of workers saved, in order of rank."""
+        self.synchronize()
+        self._core.load(saved)
+
+    def reshape(self, kept: leaves.Kept) -> None:
+        """Go on with parameters that have shrunk: the strategy's state keeps the same indices.
+
+        Called by all workers, after `parameter.data` was replaced by a smaller tensor, and the optimizer's
+        state too. `kept` has for each parameter that changed, by name, the indices left of each dimension
+        (None: all).
+        """
+        self.synchronize()
+        saved = self._core.state_dict()
+        saved["leaves"] = leaves.shrink(saved["leaves"], kept)
+        self._core.reducer.unhook()
+        self._rebuild()
+        self._hook()
+        self._core.load([saved] * self.world_size)
+
+    def wait_for(self, works: Iterable[Work]) -> None:
+        """Wait for works of a side lane, one after another."""
+        self._transport.wait_for(works)
+
+    def side_lane(self, name: str, finish: Callable[[], None]) -> SideLane:
+        """A lane and a thread for something else that talks beside training; made by all workers at the same
+        point, and ended with the link. `finish` completes what it has under way; its traffic is in
+        `stats`."""
+        lane = self._core.engine.lane.lane(f"{name} {len(self._side_lanes)}")
+        self._side_lanes.append(SideLane(lane, self._core.engine_meter, name, finish))
+        return self._side_lanes[-1]
 
     # -- what users steer -------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes in here only accumulate; the first one after it sends them."""
-        before, self._reducer.arrivals.active = self._reducer.arrivals.active, False
+        hooks = self._core.reducer.hooks
+        before, hooks.active = hooks.active, False
         try:
             yield
         finally:
-            self._reducer.arrivals.active = before
+            self._core.reducer.hooks.active = before
 
     def weight(self, num_samples: float) -> None:
         """How much the next backward of this worker counts: gradients become the mean over samples,
@@ -173,37 +153,37 @@ class Link:
         """
         valid = math.isfinite(num_samples) and num_samples >= 0
         check(valid, "num_samples", "zero or a positive number", num_samples)
-        self._reducer.weight = float(num_samples)
+        self._core.reducer.weight = float(num_samples)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
-        self._buffers.joining = True
+        buffers = self._core.buffers
+        buffers.joining = True
         yield
-        self._buffers.present = False
+        buffers.present = False
         if overrides(self.strategy, "mix"):
             raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
         if overrides(self.strategy, "reduce"):
-            while self._reducer.shadow() > 0:
+            while self._core.reducer.reduce_nothing() > 0:
                 pass
-        self._buffers.joining, self._buffers.present = False, True
+        buffers.joining, buffers.present = False, True
         if self.strategy.replicas_agree:
-            self.settle()
-            everything = self._model, self._optimizer, self._talk.steps
-            self._talk.steps = replicas.adopt_last(*everything, self._talk.engine, self._talk.wait)
+            self.synchronize()
+            training = self._model, self._optimizer, self._core.steps
+            self._core.steps = replicas.adopt_last(*training, self.rank, self.world_size, self._wait)
 
-    def settle(self) -> None:
-        """Finish what is under way: steps that overlap="forward" has put off, exchanges in the air.
+    def synchronize(self) -> None:
+        """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
 
         Called by all workers. Forward passes and state dicts finish the steps they need by
         themselves; call it before code that reads or changes parameters directly, such as a moving
         average or a clamp.
         """
-        self._reducer.settle()
-        self.wait_for(self._mixer.finishing())
-        for each in self._besides:
-            each.settle()
+        self._transport.wait_for(self._core.synchronizing())
+        for each in self._side_lanes:
+            each.finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -212,22 +192,20 @@ class Link:
         mean, and are clipped to sqrt(P) times this norm. A strategy with a `clip_norm` of its own has clipped
         them already; then this only returns their norm.
         """
-        with self._reducer.gradients():
-            limit = norm_to_clip(self.strategy, max_norm, self.world_size)
-            return nn.utils.clip_grad_norm_(self._model.parameters(), limit, norm_type)
+        return self._core.clip_grad_norm(max_norm, norm_type)
 
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
-        self.settle()
-        tensors = replicas.averageable(self._model)
-        replicas.average_tensors_(tensors, self._talk.engine, self._talk.wait)
+        self.synchronize()
+        for group, tensors in self._core.averageable():
+            replicas.average_tensors_(tensors, group.endpoint.lane.world_size, self._waiter(group))
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
-        self.settle()
-        tensors = replicas.averageable(self._model)
+        self.synchronize()
+        tensors = [tensor for _, tensors in self._core.averageable() for tensor in tensors]
         own = [t.detach().clone() for t in tensors]
         self.average_()
         try:
@@ -244,9 +222,9 @@ class Link:
         if not self._attached:
             return
         try:
-            self.settle()
-            self._reducer.give_back()
-            self._talk.leave_together()
+            self.synchronize()
+            self._transport.wait_for(self._core.leaving())
+            self._transport.leave_together(self._core.engine)
         finally:
             self._unhook()
             self._stop()
@@ -261,55 +239,28 @@ class Link:
             self.detach()
         elif self._attached:
             self._unhook()
-            self._talk.say_why(error)
+            self._transport.tell_error(error)
             self._stop()
 
     def _unhook(self) -> None:
         self._attached = False
         claims.release(self._parameters.values())
-        self._reducer.unhook()
-        self._readers.unhook()
+        self._core.reducer.unhook()
+        self._access_hooks.unhook()
         for handle in self._handles:
             handle.remove()
 
     def _stop(self) -> None:
-        """First the threads: a coroutine cannot be closed while it runs there."""
-        for each in self._besides:
+        for each in self._side_lanes:
             each.stop()
-        self._talk.stop()
-        self._mixer.abandon()
-        if self._serving is not None:
-            self._serving.coroutine.close()
-        self._talk.close()
-
-    # -- what backward asks (the reducer's Launcher) ------------------------------------------------
-
-    def reduce(self, bucket: Gradients) -> Task:
-        with range_of("reduce"):
-            reducing = self.strategy.reduce(bucket, self._state, self._talk.wire)
-            return self._talk.start(reducing, f"reduce {bucket.index}")
-
-    def send_buffers(self) -> None:
-        self._buffers.send(self._talk.start)
-
-    def receiving_buffers(self) -> Iterator[Work]:
-        return self._buffers.receiving()
-
-    def wait_for(self, works: Iterable[Work]) -> None:
-        self._talk.wait_for(works)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        self._talk.soon(call)
-
-    def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
-        return self._talk.agree(order)
+        self._transport.stop()
+        self._core.abandon()
+        self._core.lane.close()
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._reducer.check_step(args, kwargs)
-        if self._serving is not None and self._serving.error is not None:
-            raise self._serving.error
+        self._core.reducer.check_step(args, kwargs)
         # From the optimizer's lists: walking the model in every step is slow.
         for group in self._optimizer.param_groups:
             if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
@@ -318,21 +269,17 @@ class Link:
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
-        with range_of("land"):
-            self.wait_for(self._mixer.landing(self._talk.steps))
+        self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:
-        self._reducer.record_step()
-        self._talk.steps += 1
-        self._talk.tell()
-        if overrides(self.strategy, "mix"):
-            with range_of("mix"):
-                self.wait_for(self._mixer.launching(self._talk.steps))
+        self._transport.wait_for(self._core.after_step())
+        self._transport.set_status()
 
-    def _mix(self, bucket: ParameterBucket) -> Task:
-        mixing = self.strategy.mix(bucket, self._state, self._talk.wire)
-        return self._talk.start(mixing, f"mix {bucket.index}")
+    def _wait(self, call: Callable[[Wire], Work]) -> None:
+        """Wait for one operation of the engine's own."""
+        self._transport.wait(self._core.engine.issue(call))
 
-    def _settle(self) -> Task:
-        settling = self.strategy.settle(self._buckets, self._state, self._talk.wire)
-        return self._talk.start(settling, "settle")
+    def _waiter(self, group: ReplicaGroup) -> replicas.Wait:
+        """The same within a group of replicas."""
+        endpoint = self._core.engine if group.ranks is None else group.endpoint
+        return lambda call: self._transport.wait(endpoint.issue(call))

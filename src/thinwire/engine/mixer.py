@@ -1,6 +1,6 @@
-"""Exchanges of parameters in the air: launched after a step, landed before a later one.
+"""Mixing of parameters that runs beside training: launched after a step, brought back before a later one.
 
-Nothing here waits: each method yields what has to be waited for, one after another, and the link waits.
+Nothing here waits: each method yields what has to be waited for, one after another, and the shell waits.
 """
 
 from __future__ import annotations
@@ -10,79 +10,78 @@ from dataclasses import dataclass
 
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Driver, Task
-from thinwire.wire.base import Work
+from thinwire.wire.work import Work
 
 
 @dataclass(slots=True)
-class _Flight:
+class _Pending:
     task: Task
-    launched: int
-    """Steps done when it took off."""
+    since: int
+    """Steps done when it left the training thread."""
 
 
 class Mixer:
-    """Keeps each strategy's promise of when its `mix` is back (see `take_off`)."""
+    """Keeps each strategy's promise of when its `mix` is back (see `in_background`)."""
 
     def __init__(
         self,
         buckets: Sequence[ParameterBucket],
         start: Callable[[ParameterBucket], Task],
-        settle: Callable[[], Task] | None,
         driver: Driver,
         now: Callable[[], float],
     ) -> None:
         self._buckets = buckets
         self._start = start
-        self._settle = settle
         self._driver = driver
         self._now = now
-        self._flights: list[_Flight] = []
+        self._pending: list[_Pending] = []
 
     def launching(self, steps_done: int) -> Iterator[Work]:
-        """After a step: start mixing, and wait for what does not take off."""
+        """After a step: start mixing, and wait for what stays in the training thread."""
         tasks = [self._start(bucket) for bucket in self._buckets]
         for task in tasks:
-            yield task.aloft
+            yield task.left
             if not task.done():
-                self._flights.append(_Flight(task, steps_done))
+                self._pending.append(_Pending(task, steps_done))
 
     def landing(self, steps_done: int) -> Iterator[Work]:
-        """Before a step: land what has arrived and is due, and wait for what may not be late."""
+        """Before a step: bring back what is there and due, and wait for what may not be late."""
         upcoming = steps_done + 1
-        for flight in list(self._flights):
-            promise = flight.task.flight
-            assert promise is not None, "a mix that never took off was waited for when it started"
-            due = flight.launched + promise.after
-            arrived = flight.task.landing.done()
-            if upcoming >= due and (arrived or upcoming >= due + promise.late):
-                yield from self._touching_down(flight.task)
-                self._flights.remove(flight)
+        for pending in list(self._pending):
+            task, promise = pending.task, pending.task.promise
+            assert promise is not None, "a mix that never left was waited for when it started"
+            due = pending.since + promise.due
+            if upcoming >= due and (task.returning.done() or upcoming >= due + promise.slack):
+                yield from self._bringing_back(task)
+                pending.since = steps_done
+                if task.done():
+                    self._pending.remove(pending)
 
     def landing_all(self) -> Iterator[Work]:
-        """Land everything, whenever it was due; no other worker has to."""
-        for flight in self._flights:
-            yield from self._touching_down(flight.task)
-            yield flight.task
-        self._flights.clear()
+        """Bring everything back, whenever it was due; no other worker has to."""
+        for pending in self._pending:
+            yield from self.completing(pending.task)
+        self._pending.clear()
 
-    def finishing(self) -> Iterator[Work]:
-        """Land everything, and have the strategy take the rest off the wire, together with all workers."""
-        yield from self.landing_all()
-        if self._settle is not None:
-            task = self._settle()
-            yield from self._touching_down(task)
-            yield task
+    def completing(self, task: Task) -> Iterator[Work]:
+        """Wait for the end of a task, however often it leaves the training thread."""
+        yield task.left
+        while not task.done():
+            yield from self._bringing_back(task)
+        if task.error is not None:
+            raise task.error
 
     def abandon(self) -> None:
-        for flight in self._flights:
-            flight.task.coroutine.close()
+        for pending in self._pending:
+            pending.task.coroutine.close()
 
-    def _touching_down(self, task: Task) -> Iterator[Work]:
+    def _bringing_back(self, task: Task) -> Iterator[Work]:
         waited_s = 0.0
-        if not task.landing.done():
+        if not task.returning.done():
             began_s = self._now()
-            yield task.landing
+            yield task.returning
             waited_s = self._now() - began_s
-        self._driver.touch_down(task, waited_s)
+        self._driver.bring_back(task, waited_s)
+        yield task.left
         if task.error is not None:
             raise task.error

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.order import Profile, send_order
 from thinwire.engine.reducer import Launcher
-from thinwire.wire.base import Work
+from thinwire.wire.work import Work
 
-IN_FLIGHT = 2
-"""Pieces under way at once: one on the wire, one ready to follow."""
+MOST_IN_FLIGHT = 4
+"""Pieces under way at once, at most: see `in_flight`."""
+FINE_SHARE = 3 / 8
+"""Part of the buckets, from the first that backward fills, in pieces of half the size. Forward needs them
+last, so it is best to have one of them left for the end; they go early only if nothing else is ready."""
+LEAST_FINE_BYTES = 128 << 10
+"""Smaller pieces are not cut finer: latency is most of what they take."""
 PROFILED_PASSES = 3
 """The order is decided by the times of the last so many backward passes."""
 FIRST_AGREEMENT = 4
@@ -35,12 +42,20 @@ def _last() -> deque[float]:
 class Piece:
     """A slice of a bucket's gradient, as a bucket of its own to the strategy."""
 
-    index: int
+    bucket: ParameterBucket
     gradient: Tensor
     exact_from: int = 0
     """All of it: only AllReduce sends pieces."""
-    took_s: deque[float] = field(default_factory=_last)
-    """How long it was under way, in the last passes."""
+    took_s: float = 0.0
+    """How long it was under way, in the last pass."""
+
+    @property
+    def index(self) -> int:
+        return self.bucket.index
+
+    @property
+    def step(self) -> int:
+        return self.bucket.step
 
 
 @dataclass(slots=True)
@@ -66,18 +81,16 @@ class Pieces:
     ) -> None:
         self._launcher = launcher
         self._clock = clock
-        self._parcels = [_Parcel(_cut(bucket, piece_bytes)) for bucket in buckets]
+        fine = FINE_SHARE * len(buckets) if piece_bytes >= LEAST_FINE_BYTES else 0
+        self._parcels = [_Parcel(_cut(b, piece_bytes, fine=b.place < fine)) for b in buckets]
         self._order = [(b, p) for b, parcel in enumerate(self._parcels) for p in range(len(parcel.pieces))]
         self._agreed_pass = 0
         self._lock = threading.Lock()
         self._issued = 0
         self._flying = 0
+        self._in_flight = self._limit = 1
         self._pass = 0
         self._began_s = 0.0
-
-    def all(self) -> list[Piece]:
-        """What goes over the wire in one pass."""
-        return [piece for parcel in self._parcels for piece in parcel.pieces]
 
     def begin(self, needed: Sequence[int]) -> None:
         """Start a pass; `needed`: buckets in the order in which forward needs them.
@@ -88,6 +101,9 @@ class Pieces:
             self._order = self._launcher.agree(self._best_order(needed))
             self._agreed_pass = self._pass
         self._issued = 0
+        # One at a time in the pass before an agreement: pieces that share the wire tell nothing about
+        # latency.
+        self._limit = 1 if agreement_is_due(self._pass + 1) else self._in_flight
         self._began_s = self._clock()
         for parcel in self._parcels:
             parcel.full, parcel.works = False, [Work() for _ in parcel.pieces]
@@ -113,7 +129,7 @@ class Pieces:
     def _issue(self) -> None:
         """Send the next pieces of the agreed order, if they are ready and the wire is free."""
         with self._lock:
-            while self._issued < len(self._order) and self._flying < IN_FLIGHT:
+            while self._issued < len(self._order) and self._flying < self._limit:
                 index, part = self._order[self._issued]
                 if not self._parcels[index].full:
                     return
@@ -123,25 +139,27 @@ class Pieces:
 
     def _launch(self, parcel: _Parcel, part: int) -> None:
         began_s, piece, work = self._clock(), parcel.pieces[part], parcel.works[part]
-        task = self._launcher.reduce(piece)
+        task = self._launcher.reduce(piece, piece.bucket.place)
 
         def ended() -> None:
             work.fail(task.error) if task.error else work.finish()
             with self._lock:
-                piece.took_s.append(self._clock() - began_s)
+                piece.took_s = self._clock() - began_s
                 self._flying -= 1
             self._issue()
 
         # Not here and now: the lock is held, and the task may have ended already.
-        task.when_done(lambda: self._launcher.soon(ended))
+        task.when_done(lambda: self._launcher.background(ended))
 
     def _best_order(self, needed: Sequence[int]) -> list[tuple[int, int]]:
         """From this worker's times; rank 0's is what all of them use."""
         pieces = [piece for parcel in self._parcels for piece in parcel.pieces]
         with self._lock:
-            took_s = sum(_median(piece.took_s) for piece in pieces)
-        # Pieces overlap, so a piece's own time counts the wire IN_FLIGHT times.
-        per_byte_s = took_s / max(sum(piece.gradient.nbytes for piece in pieces), 1) / IN_FLIGHT
+            times_s = [piece.took_s for piece in pieces]
+        sizes = [piece.gradient.nbytes for piece in pieces]
+        per_byte_s = sum(times_s) / max(sum(sizes), 1)
+        # Each worker's own: how far ahead it issues does not change the order.
+        self._in_flight = in_flight(sizes, times_s)
         place = {bucket: n for n, bucket in enumerate(needed)}
         profiles = [
             Profile(
@@ -152,6 +170,24 @@ class Pieces:
             for index, parcel in enumerate(self._parcels)
         ]
         return send_order(profiles)
+
+
+def in_flight(sizes: Sequence[int], times_s: Sequence[float]) -> int:
+    """How many pieces to have under way, from the time each took alone.
+
+    One at a time comes soonest, as two would share the wire; where latency is a good part of a piece's time,
+    others hide it. A line through sizes and times tells the two apart.
+
+    >>> in_flight([100, 200], [1.0, 2.0]), in_flight([100, 200], [3.0, 4.0])
+    (1, 3)
+    """
+    if len(set(sizes)) < 2:
+        return 1
+    slope, latency_s = np.polyfit(sizes, times_s, 1)
+    sending_s = slope * (sum(sizes) / len(sizes))
+    if sending_s <= 0:
+        return MOST_IN_FLIGHT
+    return 1 if latency_s < 0.25 * sending_s else min(MOST_IN_FLIGHT, 1 + math.ceil(latency_s / sending_s))
 
 
 def agreement_is_due(number: int) -> bool:
@@ -169,7 +205,7 @@ def _median(times_s: deque[float]) -> float:
     return sorted(times_s)[len(times_s) // 2] if times_s else 0.0
 
 
-def _cut(bucket: ParameterBucket, piece_bytes: int) -> list[Piece]:
+def _cut(bucket: ParameterBucket, piece_bytes: int, *, fine: bool) -> list[Piece]:
     """Equal pieces of about this size: a short one at the end would cost as much to send."""
-    count = max(1, round(bucket.gradient.nbytes / piece_bytes))
-    return [Piece(bucket.index, part) for part in bucket.gradient.tensor_split(count)]
+    count = max(1, round(bucket.gradient.nbytes / piece_bytes)) * (2 if fine else 1)
+    return [Piece(bucket, part) for part in bucket.gradient.tensor_split(count)]

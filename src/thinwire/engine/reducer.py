@@ -1,4 +1,4 @@
-"""Sends buckets out in their fixed order and has the gradients back before backward returns."""
+"""Sends buckets out in their fixed order, and has the gradients back before backward returns."""
 
 from __future__ import annotations
 
@@ -7,31 +7,31 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import chain
 from typing import Any, Protocol
 
-from thinwire.engine.arrivals import Arrivals
+from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
 from thinwire.strategies.base import Gradients, Overlap
-from thinwire.wire.base import Work
+from thinwire.wire.work import Work
 
 
 class Launcher(Protocol):
-    """How gradients are sent and awaited; the link supplies it."""
+    """How gradients are sent and awaited; the core supplies it."""
 
-    def reduce(self, bucket: Gradients) -> Task: ...
+    def reduce(self, bucket: Gradients, place: int) -> Task: ...
     def send_buffers(self) -> None: ...
     def receiving_buffers(self) -> Iterator[Work]: ...
     def wait_for(self, works: Iterable[Work]) -> None: ...
-    def soon(self, call: Callable[[], None]) -> None: ...
+    def background(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
 
 
-class Reducer:
+class BackwardReducer:
     """Gradients are final when `backward()` returns."""
 
     def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
         self.weight = 1.0
         """How much this worker's gradient counts in the coming pass."""
-        self.arrivals = Arrivals(buckets, self, announce=overlap == "backward")
+        self.hooks = BackwardHooks(buckets, self, announce=overlap == "backward")
         self._buckets = buckets
         self._launcher = launcher
         self._full: set[int] = set()
@@ -64,7 +64,7 @@ class Reducer:
     def _send(self) -> None:
         bucket = self._buckets[len(self._tasks)]
         bucket.gather_(self.weight)
-        task = self._launcher.reduce(bucket)
+        task = self._launcher.reduce(bucket, bucket.place)
         self._tasks.append(self._scattered(task, bucket) if bucket.gradient.is_cpu else task)
 
     def _scattered(self, task: Task, bucket: ParameterBucket) -> Work:
@@ -87,24 +87,20 @@ class Reducer:
         task.when_done(scatter)
         return work
 
-    def shadow(self) -> float:
-        """Take part in the others' reduction with nothing to add; how much they counted, on average."""
+    def reduce_nothing(self) -> float:
+        """Take part in the others' reduction with nothing to add; gives how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.shadow_()
-            self._tasks.append(self._launcher.reduce(bucket))
+            bucket.fill_nothing_()
+            self._tasks.append(self._launcher.reduce(bucket, bucket.place))
         self._launcher.wait_for(chain(self._tasks, self._launcher.receiving_buffers()))
         return self._buckets[0].mean_weight()
 
-    def parcels(self) -> Sequence[Gradients]:
-        """What goes over the wire in one pass."""
-        return self._buckets
-
     def hook(self) -> None:
-        self.arrivals.hook()
+        self.hooks.hook()
 
     def unhook(self) -> None:
-        self.arrivals.unhook()
+        self.hooks.unhook()
 
     def check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Whatever way of stepping is fine: the gradients are there."""
@@ -112,8 +108,9 @@ class Reducer:
     def record_step(self) -> None:
         """The step has been made."""
 
-    def settle(self) -> None:
-        """Nothing is ever pending here."""
+    def stepping(self) -> Iterator[Work]:
+        """What to wait for until every step that was asked for is made: nothing is ever put off here."""
+        return iter(())
 
     def reducing(self) -> Iterator[Work]:
         """What to wait for before `gradients`: nothing, they are final."""

@@ -1,4 +1,4 @@
-"""What the workers' copies of a model have in common: checked, started alike, averaged, compared."""
+"""The workers' copies of a model: checked, started alike, averaged, compared."""
 
 from __future__ import annotations
 
@@ -12,33 +12,35 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine.buckets import ParameterBucket
+from thinwire.engine.buckets import ParameterBucket, local
 from thinwire.errors import PeerDiffers
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work
 
-Wait = Callable[[Work], None]
+Call = Callable[[Wire], Work]
+Wait = Callable[[Call], None]
+"""Waits for one operation on the engine's wire."""
 _CHUNK_BYTES = 32 << 20
 
 
-def describe(model: nn.Module, settings: dict[str, str]) -> list[str]:
-    """The model and settings as lines that must be the same on all workers."""
-    lines = [f"{key} {value}" for key, value in settings.items()]
-    for name, p in model.named_parameters():
-        frozen = "" if p.requires_grad else " frozen"
-        lines.append(f"parameter {name} {tuple(p.shape)} {p.dtype}{frozen}")
-    lines += [f"buffer {name} {tuple(b.shape)} {b.dtype}" for name, b in model.named_buffers()]
-    return lines
+def describe(named: Iterable[tuple[str, Tensor]], kind: str) -> list[str]:
+    """Tensors as lines that must be the same on all workers."""
+    return [
+        f"{kind} {name} {tuple(local(t).shape)} {t.dtype}"
+        + (" frozen" if kind == "parameter" and not t.requires_grad else "")
+        for name, t in named
+    ]
 
 
-def check_alike(lines: list[str], wire: Wire, wait: Wait) -> None:
+def check_alike(lines: list[str], rank: int, world_size: int, wait: Wait) -> None:
     """Raise PeerDiffers, on every worker, if one of them describes itself differently."""
     digest = hashlib.sha256("\n".join(lines).encode()).digest()[:8]
     mine = torch.tensor([int.from_bytes(digest, "big", signed=True)])
-    everyone = torch.empty(wire.world_size, dtype=torch.int64)
-    wait(wire.all_gather(mine, everyone))
+    everyone = torch.empty(world_size, dtype=torch.int64)
+    wait(lambda wire: wire.all_gather(mine, everyone))
     if len(set(everyone.tolist())) == 1:
         return
-    texts = gather_texts(json.dumps(lines), wire, wait)
+    texts = gather_bytes(json.dumps(lines).encode(), rank, world_size, wait)
     first = json.loads(texts[0])
     for rank, text in enumerate(texts):
         other = json.loads(text)
@@ -52,41 +54,48 @@ def check_alike(lines: list[str], wire: Wire, wait: Wait) -> None:
     raise AssertionError("digests differ and descriptions do not")
 
 
-def gather_texts(text: str, wire: Wire, wait: Wait) -> list[str]:
-    """Every worker's text, in order of rank."""
-    data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    lengths = torch.empty(wire.world_size, dtype=torch.int64)
-    wait(wire.all_gather(torch.tensor([data.numel()]), lengths))
+def _sum_(data: Tensor, wait: Wait) -> None:
+    wait(lambda wire: wire.all_reduce_(data))
+
+
+def _broadcast_(data: Tensor, source: int, wait: Wait) -> None:
+    wait(lambda wire: wire.broadcast_(data, source=source))
+
+
+def gather_bytes(own: bytes, rank: int, world_size: int, wait: Wait) -> list[bytes]:
+    """Every worker's bytes, in order of rank."""
+    data = torch.frombuffer(bytearray(own), dtype=torch.uint8)
+    lengths = torch.empty(world_size, dtype=torch.int64)
+    wait(lambda wire: wire.all_gather(torch.tensor([data.numel()]), lengths))
     longest = int(lengths.max())
     padded = torch.zeros(longest, dtype=torch.uint8)
     padded[: data.numel()] = data
-    everyone = torch.empty(wire.world_size * longest, dtype=torch.uint8)
-    wait(wire.all_gather(padded, everyone))
-    rows = everyone.view(wire.world_size, longest)
-    return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths.tolist(), strict=True)]
+    everyone = torch.empty(world_size * longest, dtype=torch.uint8)
+    wait(lambda wire: wire.all_gather(padded, everyone))
+    rows = everyone.view(world_size, longest)
+    return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths.tolist(), strict=True)]
 
 
-def broadcast_state(state: dict[str, Any], source: int, wire: Wire, wait: Wait) -> dict[str, Any]:
+def broadcast_state(state: dict[str, Any], source: int, rank: int, wait: Wait) -> dict[str, Any]:
     """Worker `source`'s state dict, on every worker."""
     buffer = io.BytesIO()
-    if wire.rank == source:
+    if rank == source:
         torch.save(state, buffer)
     data = torch.frombuffer(bytearray(buffer.getvalue() or b"\0"), dtype=torch.uint8)
     length = torch.tensor([data.numel()])
-    wait(wire.broadcast_(length, source=source))
-    if wire.rank != source:
-        data = torch.empty(int(length), dtype=torch.uint8)
-    wait(wire.broadcast_(data, source=source))
-    loaded: dict[str, Any] = torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+    _broadcast_(length, source, wait)
+    received = data if rank == source else torch.empty(int(length), dtype=torch.uint8)
+    _broadcast_(received, source, wait)
+    loaded: dict[str, Any] = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
     return loaded
 
 
 @torch.no_grad()
-def broadcast_tensors_(tensors: Iterable[Tensor], source: int, wire: Wire, wait: Wait) -> None:
+def broadcast_tensors_(tensors: Iterable[Tensor], source: int, wait: Wait) -> None:
     """Overwrite tensors of any dtype with those of worker `source`, as bytes, a chunk at a time."""
     for group in chunks(tensors):
         flat = torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in group])
-        wait(wire.broadcast_(flat, source=source))
+        _broadcast_(flat, source, wait)
         parts = flat.split([t.nbytes for t in group])
         for tensor, part in zip(group, parts, strict=True):
             # clone: a slice of bytes need not be aligned for the tensor's dtype
@@ -94,12 +103,12 @@ def broadcast_tensors_(tensors: Iterable[Tensor], source: int, wire: Wire, wait:
 
 
 @torch.no_grad()
-def average_tensors_(tensors: Iterable[Tensor], wire: Wire, wait: Wait) -> None:
+def average_tensors_(tensors: Iterable[Tensor], world_size: int, wait: Wait) -> None:
     """Overwrite floating-point tensors with their mean over workers."""
     for group in chunks(tensors):
         flat = torch.cat([t.detach().reshape(-1) for t in group])
-        wait(wire.all_reduce_(flat))
-        flat /= wire.world_size
+        _sum_(flat, wait)
+        flat /= world_size
         for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
             tensor.copy_(part.view(tensor.shape))
 
@@ -122,33 +131,31 @@ def chunks(tensors: Iterable[Tensor], *, mixed: bool = False) -> list[list[Tenso
 
 
 @torch.no_grad()
-def consensus_distance(buckets: Sequence[ParameterBucket], wire: Wire, wait: Wait) -> float:
+def consensus_distance(buckets: Sequence[ParameterBucket], world_size: int, wait: Wait) -> float:
     """Root mean square distance of the workers' parameters from their mean, relative to the mean."""
     sums = torch.zeros(2, dtype=torch.float64)  # squared distance, squared norm of the mean
     for bucket in buckets:
         mine = bucket.read()
         mean = mine.clone()
-        wait(wire.all_reduce_(mean))
-        mean /= wire.world_size
+        _sum_(mean, wait)
+        mean /= world_size
         sums[0] += float((mine - mean).double().square().sum())
         sums[1] += float(mean.double().square().sum())
-    wait(wire.all_reduce_(sums))
+    _sum_(sums, wait)
     return float((sums[0] / sums[1]).sqrt()) if sums[1] > 0 else 0.0
 
 
-def averageable(model: nn.Module) -> list[Tensor]:
-    """Its parameters and floating-point buffers."""
-    return [t for t in (*model.parameters(), *model.buffers()) if t.is_floating_point()]
-
-
-def adopt_last(model: nn.Module, optimizer: Optimizer, steps: int, wire: Wire, wait: Wait) -> int:
-    """Take model and optimizer of the worker that has done the most steps, if they differ; its steps."""
-    everyones = torch.empty(wire.world_size, dtype=torch.int64)
-    wait(wire.all_gather(torch.tensor([steps]), everyones))
+def adopt_last(
+    model: nn.Module, optimizer: Optimizer, steps: int, rank: int, world_size: int, wait: Wait
+) -> int:
+    """Take model and optimizer of the worker that has done the most steps, if they differ; gives its
+    steps."""
+    everyones = torch.empty(world_size, dtype=torch.int64)
+    wait(lambda wire: wire.all_gather(torch.tensor([steps]), everyones))
     source, most = int(everyones.argmax()), int(everyones.max())
     if int(everyones.min()) < most:
-        broadcast_tensors_([*model.parameters(), *model.buffers()], source, wire, wait)
-        state = broadcast_state(optimizer.state_dict(), source, wire, wait)
-        if wire.rank != source:
+        broadcast_tensors_([*model.parameters(), *model.buffers()], source, wait)
+        state = broadcast_state(optimizer.state_dict(), source, rank, wait)
+        if rank != source:
             optimizer.load_state_dict(state)
     return most

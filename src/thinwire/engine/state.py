@@ -1,4 +1,4 @@
-"""A strategy's state as plain tensors, numbers, lists and dicts: out, and back in place."""
+"""The plain part of a strategy's state: numbers, lists and tensors that belong to no parameter."""
 
 from __future__ import annotations
 
@@ -8,18 +8,20 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.errors import DataError
+from thinwire.strategies.base import ON_RESIZE
 
 
-def dump(state: Any) -> Any:
-    """A copy of `state` that can be saved; wires and lanes are left out."""
+def dump(state: Any, leaves: set[int]) -> Any:
+    """A copy of `state` that can be saved; None in the place of `leaves`, which are saved by parameter."""
     if isinstance(state, Tensor):
-        return state.detach().clone()
+        return None if id(state) in leaves else state.detach().clone()
     if dataclasses.is_dataclass(state):
-        return {f.name: dump(getattr(state, f.name)) for f in dataclasses.fields(state) if f.init or f.repr}
+        fields = [field for field in dataclasses.fields(state) if field.init or field.repr]
+        return {field.name: dump(getattr(state, field.name), leaves) for field in fields}
     if isinstance(state, dict):
-        return {key: dump(value) for key, value in state.items()}
+        return {key: dump(value, leaves) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return [dump(value) for value in state]
+        return [dump(value, leaves) for value in state]
     if state is None or isinstance(state, bool | int | float | str):
         return state
     raise TypeError(f"a strategy's state holds a {type(state).__name__}, which cannot be saved")
@@ -28,6 +30,8 @@ def dump(state: Any) -> Any:
 def load(state: Any, saved: Any, where: str = "state") -> Any:
     """`state` with the saved values: tensors are overwritten in place, numbers are returned."""
     if isinstance(state, Tensor):
+        if saved is None:
+            return state  # a leaf
         if not isinstance(saved, Tensor) or saved.shape != state.shape:
             shape = tuple(saved.shape) if isinstance(saved, Tensor) else type(saved).__name__
             raise DataError(f"{where} does not fit: saved {shape}, this run has {tuple(state.shape)}")
@@ -48,3 +52,12 @@ def load(state: Any, saved: Any, where: str = "state") -> Any:
         ]
         return state
     return saved
+
+
+def load_same(state: Any, saved: Any) -> None:
+    """Only the fields that outlive another number of workers; the others stay as they were made."""
+    if not dataclasses.is_dataclass(state):
+        return
+    for field in dataclasses.fields(state):
+        if field.metadata.get(ON_RESIZE) == "same":
+            setattr(state, field.name, load(getattr(state, field.name), saved[field.name], field.name))

@@ -11,13 +11,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
+from thinwire.engine import leaves
 from thinwire.engine import state as plain
 from thinwire.engine.attach import TIMEOUT_S
-from thinwire.engine.buckets import ParameterBucket
-from thinwire.engine.driver import ProgressThread, Task
+from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
+from thinwire.engine.driver import Driver, ProgressThread, Task
+from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import DataError, SettingError, UsageError
-from thinwire.strategies.base import Strategy
+from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
+from thinwire.wire.wire import Meter, Wire
 
 SETTLING_STEPS = 2
 """Steps that go dense: DDP arranges its buckets anew after the first one, so only the second shows them."""
@@ -34,10 +37,13 @@ class _Place:
     """Which of DDP's tensors each of the bucket's is."""
 
     @classmethod
-    def of(cls, index: int, parameters: Sequence[Any]) -> _Place:
-        names = [f"a parameter of shape {tuple(p.shape)} in bucket {index} of DDP" for p in parameters]
-        order = sorted(range(len(parameters)), key=lambda i: parameters[i].dim() <= 1)
-        return cls(ParameterBucket(index, names, parameters), order)
+    def of(cls, index: int, parameters: Sequence[Any], small: int, context: TrainingContext) -> _Place:
+        names = [
+            f"parameter {number} of shape {tuple(p.shape)} in bucket {index} of DDP"
+            for number, p in enumerate(parameters)
+        ]
+        order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel() <= small)
+        return cls(ParameterBucket(index, names, parameters, small, context), order)
 
     def tensors(self, bucket: GradBucket) -> list[Tensor]:
         gradients = bucket.gradients()
@@ -52,8 +58,8 @@ class HookState:
     """
 
     def __init__(self, strategy: Strategy, process_group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        wire = connect(process_group, timeout_s)
-        if wire is None:
+        lane = connect(process_group, timeout_s)
+        if lane is None:
             raise UsageError(
                 "ddp_hook needs a process group, and there is none",
                 hint="make it after init_process_group and DistributedDataParallel(model)",
@@ -61,14 +67,19 @@ class HookState:
         self.strategy = strategy
         self.steps = 0
         """Backward passes that were reduced."""
-        self._wire = wire
+        self._lane = lane
+        self._endpoint = Endpoint(lane, Meter())
         self._progress = ProgressThread("thinwire-ddp-hook")
+        self._driver = Driver(self._progress.soon, self._progress.soon)
+        self._context = TrainingContext()
         self._seen: list[list[Any]] = []
         """The parameters of every bucket of the step under way."""
         self._places: list[_Place] = []
         self._state: Any = None
-        self._saved: Any = None
-        """A state to go on with, once there are buckets for it."""
+        self._saved: Sequence[dict[str, Any]] = ()
+        """States of all ranks to go on with, once there are buckets for them."""
+        self._steps_before = 0
+        """Steps of the strategy in the run that the state comes from."""
 
     # -- reducing -----------------------------------------------------------------------------------
 
@@ -79,6 +90,7 @@ class HookState:
                 self._init()
             self._seen = []
         self._seen.append(bucket.parameters())
+        self._context.step = self._strategy_steps + 1
         if bucket.is_last():
             self.steps += 1
         if not self._places:
@@ -97,54 +109,89 @@ class HookState:
         def finish() -> None:
             place.bucket.empty_into_(tensors)
 
-        task = self._progress.driver.start(
-            self.strategy.reduce(place.bucket, self._state, self._wire), f"reduce {bucket.index()}"
+        task = self._endpoint.start(
+            self._driver,
+            "reduce",
+            lambda wire: self.strategy.reduce(place.bucket, self._state, wire),
+            f"reduce {bucket.index()}",
         )
         return _future(task, finish, bucket.buffer())
 
-    def _dense(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
-        async def reduce() -> None:
-            await self._wire.all_reduce_(buffer)
-            buffer.div_(self._wire.world_size)
+    @property
+    def _strategy_steps(self) -> int:
+        """Steps that the strategy has done, also before an interruption."""
+        return self._steps_before + max(0, self.steps - SETTLING_STEPS)
 
-        return _future(self._progress.driver.start(reduce(), "reduce"), lambda: None, buffer)
+    def _dense(self, buffer: Tensor) -> torch.futures.Future[Tensor]:
+        async def reduce(wire: Wire) -> None:
+            await wire.all_reduce_(buffer)
+            buffer.div_(wire.world_size)
+
+        return _future(self._endpoint.start(self._driver, "reduce", reduce), lambda: None, buffer)
 
     def _init(self) -> None:
-        self._places = [_Place.of(index, parameters) for index, parameters in enumerate(self._seen)]
-        self._state = self.strategy.init([place.bucket for place in self._places], self._wire)
-        if self._saved is not None:
-            self._state, self._saved = plain.load(self._state, self._saved), None
+        small = small_numel(p for parameters in self._seen for p in parameters)
+        self._places = [
+            _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
+        ]
+        self._state = self.strategy.init([place.bucket for place in self._places], self._endpoint.wire())
+        saved, self._saved = self._saved, ()
+        if saved:
+            self._load(saved)
+
+    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
+        return leaves.collect([place.bucket.leaves for place in self._places])
+
+    def _load(self, saved: Sequence[dict[str, Any]]) -> None:
+        rank, world_size = self._lane.rank, self._lane.world_size
+        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        self._steps_before += int(saved[0]["steps"]) - self._strategy_steps
+        self._context.step = self._strategy_steps + 1
+        if len(saved) == world_size:
+            self._state = plain.load(self._state, saved[rank]["plain"])
+        else:
+            plain.load_same(self._state, saved[0]["plain"])
 
     # -- saving -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a stop, for this rank."""
-        state = self._saved if self._state is None else plain.dump(self._state)
-        return {"strategy": repr(self.strategy), "state": state}
+        if self._state is None:  # nothing of its own yet, so what it was given
+            if len(self._saved) == self._lane.world_size:
+                return self._saved[self._lane.rank]
+            return {"strategy": repr(self.strategy), "loaded": list(self._saved)}
+        found = self._leaves()
+        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        return {
+            "strategy": repr(self.strategy),
+            "steps": self._strategy_steps,
+            "leaves": leaves.dump(found),
+            "plain": plain.dump(self._state, skip),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with what this rank has saved; it takes effect when DDP's buckets are known."""
-        if saved["strategy"] != repr(self.strategy):
-            raise DataError(
-                f"the saved state is of {saved['strategy']}, this hook has {self.strategy!r}",
-                hint="make the hook with the strategy the state was saved with",
-            )
-        if self._state is None:
-            self._saved = saved["state"]
-        elif saved["state"] is not None:
-            self._state = plain.load(self._state, saved["state"])
+        self.resize([saved] * self._lane.world_size)
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this rank's share of what another number of ranks has saved, given in their order."""
-        states = [each["state"] for each in saved]
-        wire = self._wire
-        state = None if states[0] is None else self.strategy.resize(states, wire.rank, wire.world_size)
-        self.load_state_dict({**saved[0], "state": state})
+        if saved[0]["strategy"] != repr(self.strategy):
+            raise DataError(
+                f"the saved state is of {saved[0]['strategy']}, this hook has {self.strategy!r}",
+                hint="make the hook with the strategy the state was saved with",
+            )
+        saved = saved[0].get("loaded", saved)  # saved before DDP's buckets were known
+        if not saved:
+            return
+        if self._state is None:
+            self._saved = saved
+        else:
+            self._load(saved)
 
     def close(self) -> None:
         """Give back threads and connections, when training is over."""
         self._progress.stop()
-        self._wire.close()
+        self._lane.close()
 
 
 def ddp_hook(
@@ -164,7 +211,8 @@ def ddp_hook(
         process_group: that of the DDP model, if it has one of its own.
         timeout_s: how long to wait for a worker before giving up.
     """
-    if strategy.seams != {"reduce"} or strategy.overlap == "forward":
+    others = any(overrides(strategy, seam) for seam in ("mix", "serve", "settle"))
+    if others or not overrides(strategy, "reduce") or strategy.overlap == "forward":
         raise SettingError(
             f"strategy must be one that has gradients reduced when backward ends, got {strategy!r}",
             hint="for others, use thinwire.attach instead of DistributedDataParallel",

@@ -1,13 +1,16 @@
-"""The virtual clock: calls in order of time, and nothing in between; no torch."""
+"""The virtual clock, calls in order of time and nothing in between; and a local world on it."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from thinwire.wire.base import Work
+from thinwire.simulate.network import Network
+from thinwire.traffic import Round
+from thinwire.wire.local import LocalWorld
+from thinwire.wire.work import Work
 
 Call = Callable[[], object]
 
@@ -65,3 +68,32 @@ class Clock:
                     work.finish()
             else:
                 return
+
+
+class VirtualMedium:
+    """Operations of a local world end when the network says; its rank r sits on `hosts[r]`."""
+
+    def __init__(self, clock: Clock, network: Network, hosts: Sequence[int]) -> None:
+        self._clock, self._network, self._hosts = clock, network, hosts
+
+    def now(self) -> float:
+        return self._clock.now_s
+
+    def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
+        ends = (self._hosts[source], self._hosts[to])
+        sent_s, here_s = self._network.transfer(*ends, num_bytes, self._clock.now_s)
+        self._clock.at(sent_s, sent)
+        self._clock.at(here_s, arrived)
+
+    def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
+        hosts = [self._hosts[rank] for rank in ranks]
+        self._clock.at(self._network.collective(what, hosts, self._clock.now_s), ended)
+
+
+def virtual_world(
+    clock: Clock, network: Network, hosts: Sequence[int], *, acting: Sequence[int] = ()
+) -> LocalWorld:
+    """A local world on the clock; with `acting`, these ranks act for all others of their speed."""
+    described = network.description.hosts
+    places = [(f"host {host}", str(described[host].site)) for host in hosts]
+    return LocalWorld(len(hosts), VirtualMedium(clock, network, hosts), places=places, acting=acting)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +14,13 @@ Cut = Callable[[NDArray[np.int64], int, int], list[Hand]]
 """Deals samples to so many workers in batches of so many."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Account:
-    """What became of the samples of one epoch."""
-
-    samples: int
-    once: int
-    """Trained on once."""
-    more: int
-    """Trained on more than once."""
-    never: int
-    """Left out: the rest that does not go around, or nobody was there to take it."""
-    given_back: int
-    """Times a sample was drawn for a step that was given up, and dealt again."""
-
-    def __str__(self) -> str:
-        back = f", {self.given_back} dealt again after a loss" if self.given_back else ""
-        trained = f"{self.once} trained once, {self.more} more often, {self.never} never"
-        return f"{self.samples} samples: {trained}{back}"
-
-
 class Deal:
     """The batches of one epoch; a step that was given up puts its batch back."""
 
     def __init__(self, num_samples: int, hands: Sequence[Hand], batch_size: int, cut: Cut) -> None:
         self._hands = [list(hand) for hand in hands]
         self._drawn: list[Batch | None] = [None] * len(hands)
-        self._batch_size = batch_size
-        self._cut = cut
+        self._batch_size, self._cut = batch_size, cut
         self._trained = np.zeros(num_samples, dtype=np.int64)
         self._given_back = 0
 
@@ -56,11 +34,8 @@ class Deal:
 
     def draw(self, rank: int) -> Batch | None:
         """This worker's next batch; None when it has none left."""
-        if not self._hands[rank]:
-            return None
-        batch = self._hands[rank].pop(0)
-        self._drawn[rank] = batch
-        return batch
+        self._drawn[rank] = self._hands[rank].pop(0) if self._hands[rank] else None
+        return self._drawn[rank]
 
     def trained(self, rank: int) -> None:
         """A step was made with the batch drawn last."""
@@ -77,16 +52,15 @@ class Deal:
         self._hands = self._cut(samples, num_workers, self._batch_size)
         self._drawn = [None] * num_workers
 
-    def account(self) -> Account:
-        """What became of the samples so far."""
+    def account(self) -> str:
+        """What became of the samples so far.
+
+        Never trained on: the rest that does not go around, or what nobody was there to take.
+        """
         counts = self._trained
-        return Account(
-            samples=len(counts),
-            once=int((counts == 1).sum()),
-            more=int((counts > 1).sum()),
-            never=int((counts == 0).sum()),
-            given_back=self._given_back,
-        )
+        once, more, never = ((counts == 1).sum(), (counts > 1).sum(), (counts == 0).sum())
+        back = f", {self._given_back} dealt again after a loss" if self._given_back else ""
+        return f"{len(counts)} samples: {once} trained once, {more} more often, {never} never{back}"
 
 
 def in_turn(samples: NDArray[np.int64], num_workers: int, batch_size: int) -> list[Hand]:

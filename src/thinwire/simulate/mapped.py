@@ -1,8 +1,12 @@
-"""Gradients of many replicas at once: a model mapped over the rows of stacked parameters."""
+"""Gradients of many replicas at once: a model mapped over the rows of stacked parameters.
+
+On a GPU the computation is recorded once and played again, one launch instead of thousands: models of a study
+are small, so that launching their kernels one by one takes longer than running them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from typing import Any
@@ -10,10 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.simulate.dropout import OwnDropout
-from thinwire.simulate.recording import Outputs, Recorder
-from thinwire.simulate.stand_ins import with_stand_ins
+from thinwire.simulate.stand_ins import OwnDropout, with_stand_ins
 
+MOST_RECORDINGS = 8
+"""Each holds on to the memory of its activations."""
+
+Outputs = tuple[Tensor | None, ...]
+Computation = Callable[[Sequence[Tensor]], Outputs]
+"""May read and write, besides its inputs, only tensors that stay where they are."""
 Carried = tuple[Tensor, ...] | None
 Model = Callable[..., Any]
 Loss = Callable[[Model, Tensor, Tensor, Carried], tuple[Tensor, Carried]]
@@ -78,3 +86,43 @@ class Mapped:
         # Laid out as the parameters are: else everything done with them takes the long way.
         even = [None if gradient is None else gradient.contiguous() for gradient in gradients]
         return (losses.detach(), *even, *carried)
+
+
+class Recorder:
+    """Plays computations of which it has a recording, and makes one when a computation comes again."""
+
+    def __init__(self) -> None:
+        self._seen: set[Hashable] = set()
+        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Sequence[Tensor], Outputs]] = {}
+        self.refusal = ""
+        """Why nothing is recorded, in torch's words."""
+
+    def run(self, what: Hashable, compute: Computation, inputs: Sequence[Tensor]) -> Outputs:
+        """What `compute` gives; `what` names it, so far as its inputs' shapes do not tell.
+
+        The next call may overwrite it.
+        """
+        key = (what, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
+        if key not in self._recordings and not self._record(key, compute, inputs):
+            return compute(inputs)
+        graph, own_inputs, outputs = self._recordings[key]
+        for own, given in zip(own_inputs, inputs, strict=True):
+            own.copy_(given)
+        graph.replay()
+        return outputs
+
+    def _record(self, key: Hashable, compute: Computation, inputs: Sequence[Tensor]) -> bool:
+        """Not the first time: libraries choose their kernels then, which cannot be recorded."""
+        if not inputs[0].is_cuda or self.refusal or len(self._recordings) == MOST_RECORDINGS:
+            return False
+        if key not in self._seen:
+            self._seen.add(key)
+            return False
+        own, graph = [torch.empty_like(tensor) for tensor in inputs], torch.cuda.CUDAGraph()
+        try:
+            with torch.cuda.graph(graph):
+                self._recordings[key] = graph, own, compute(own)
+        except RuntimeError as error:  # the computation has to ask the device for a number
+            self._recordings.pop(key, None)
+            self.refusal = str(error).split("\n", 1)[0]
+        return not self.refusal

@@ -15,6 +15,7 @@ each message that has to wait for another.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from thinwire.errors import check
@@ -50,13 +51,12 @@ class Network:
         self.latency_s = latency_s
         self.uplink_latency_s = uplink_latency_s
         """Added where a path leaves a site."""
-        hosts = description.hosts
-        self._site = [host.site for host in hosts]
-        self._out = [_Direction(host.rate_bit_per_s) for host in hosts]
-        self._in = [_Direction(host.rate_bit_per_s) for host in hosts]
-        uplink, sites = description.uplink_bit_per_s, range(description.num_sites)
-        self._up = [_Direction(uplink) for _ in sites] if uplink is not None else []
-        self._down = [_Direction(uplink) for _ in sites] if uplink is not None else []
+        self._site = [host.site for host in description.hosts]
+        rates = [host.rate_bit_per_s for host in description.hosts]
+        self._out, self._in = ([_Direction(rate) for rate in rates] for _ in range(2))
+        uplink = description.uplink_bit_per_s
+        uplinks = [] if uplink is None else [uplink] * description.num_sites
+        self._up, self._down = ([_Direction(rate) for rate in uplinks] for _ in range(2))
 
     def rest(self) -> None:
         """Everything is free again, for a clock that begins anew."""
@@ -65,14 +65,10 @@ class Network:
 
     def cut(self, host: int | None, site: int | None, until_s: float) -> None:
         """Nothing that is not under way yet passes before `until_s`."""
-        for direction in self._of(host, site):
-            direction.free_s = max(direction.free_s, until_s)
-
-    def _of(self, host: int | None, site: int | None) -> list[_Direction]:
-        if host is not None:
-            return [self._out[host], self._in[host]]
-        assert site is not None
-        return [self._up[site], self._down[site]]
+        index, sides = (site, (self._up, self._down)) if host is None else (host, (self._out, self._in))
+        assert index is not None
+        for side in sides:
+            side[index].free_s = max(side[index].free_s, until_s)
 
     def transfer(self, source: int, to: int, num_bytes: int, now_s: float) -> tuple[float, float]:
         """When the sender has sent all of it, and when the receiver has it."""
@@ -108,18 +104,15 @@ class Network:
         """Bytes that leave, and that enter, each site: of a ring in order of rank, or of all pairs."""
         world_size = len(members)
         sites = [self._site[host] for host in members]
-        crossing = dict.fromkeys(sites, 0.0)
+        if what.op == "broadcast":  # a tree by rank enters a contiguous site about once
+            return dict.fromkeys(sites, float(what.send_bytes))
         if what.op == "all_to_all":
-            for site in crossing:
-                inside = sites.count(site)
-                crossing[site] = what.send_bytes / world_size * inside * (world_size - inside)
-        elif what.op == "broadcast":
-            for site in crossing:
-                crossing[site] = what.send_bytes  # a tree by rank enters a contiguous site about once
-        else:
-            for rank, site in enumerate(sites):
-                if sites[(rank + 1) % world_size] != site:
-                    crossing[site] += what.traffic(rank, world_size).sent_bytes
+            inside = Counter(sites)
+            return {s: what.send_bytes / world_size * n * (world_size - n) for s, n in inside.items()}
+        crossing = dict.fromkeys(sites, 0.0)
+        for rank, site in enumerate(sites):
+            if sites[(rank + 1) % world_size] != site:
+                crossing[site] += what.traffic(rank, world_size).sent_bytes
         return crossing
 
 

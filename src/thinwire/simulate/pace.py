@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -69,9 +70,7 @@ class Timetable:
 
     def __init__(self, shares: Sequence[float], buckets: Sequence[Sequence[int]]) -> None:
         total = sum(shares)
-        before = [0.0]
-        for share in shares:
-            before.append(before[-1] + share / total)
+        before = list(accumulate((share / total for share in shares), initial=0.0))
         first = [min(members) for members in buckets]
         self.full = [1.0 - before[index] for index in first]
         """Share of backward that is over when a bucket is full, by bucket."""

@@ -8,6 +8,7 @@ module, on the same memory; everything else sees ordinary modules.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -56,21 +57,16 @@ class Replicas:
         self._parameters = {n: _stack(p.detach(), count) for n, p in model.named_parameters()}
         self._buffers = {n: _stack(b, count) for n, b in model.named_buffers()}
         self._slots = [_Slot(deepcopy(model), torch.Generator().manual_seed(seed)) for seed in seeds]
-        for index, slot in enumerate(self._slots):
-            self._settle_in(slot, index)
+        for index, slot in enumerate(self._slots):  # its parameters and buffers are rows of the stacked ones
+            for name, parameter in slot.model.named_parameters():
+                parameter.data = self._parameters[name][index]
+            slot.parameters = [p for p in slot.model.parameters() if p.requires_grad]
+            for name, stacked in self._buffers.items():
+                owner, _, last = name.rpartition(".")
+                slot.model.get_submodule(owner)._buffers[last] = stacked[index]
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
         self._mapped = Mapped(model, loss, self._trainable, self._parameters, self._buffers)
         self._waiting: list[int] = []
-
-    def _settle_in(self, slot: _Slot, index: int) -> None:
-        """Make the replica's parameters and buffers its rows of the stacked ones."""
-        for name, parameter in slot.model.named_parameters():
-            parameter.data = self._parameters[name][index]
-            if parameter.requires_grad:
-                slot.parameters.append(parameter)
-        for name, stacked in self._buffers.items():
-            owner, _, last = name.rpartition(".")
-            slot.model.get_submodule(owner)._buffers[last] = stacked[index]
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -118,11 +114,11 @@ class Replicas:
         """
         if self._slots[index].asked is None:
             return  # computed with another one
-        groups: dict[tuple[torch.Size, bool], list[int]] = {}
+        groups = defaultdict[tuple[torch.Size, bool], list[int]](list)
         for waiting in self._waiting:
             slot = self._slots[waiting]
             assert slot.asked is not None
-            groups.setdefault((slot.asked[0].shape, slot.carried is None), []).append(waiting)
+            groups[slot.asked[0].shape, slot.carried is None].append(waiting)
         self._waiting = []
         for members in groups.values():
             for start in range(0, len(members), CHUNK):
@@ -131,10 +127,8 @@ class Replicas:
     def _learn(self, members: list[int]) -> None:
         if self.batched and len(members) > 1 and not self._proven:
             self._try_together(members)
-        if self.batched and len(members) > 1:
-            self._learn_together(members)
-        else:
-            self._learn_each(members)
+        together = self.batched and len(members) > 1
+        (self._learn_together if together else self._learn_each)(members)
 
     def _try_together(self, members: list[int]) -> None:
         """Find out whether the model can be batched and, unless it was asked for, whether that pays."""
@@ -147,9 +141,8 @@ class Replicas:
         if self._must_pay:
             self._rehearse(self._learn_each, members)  # the first time of either is no measure,
             self._rehearse(self._learn_together, members)  # nor is one that is recorded
-            together_s, each_s = (
-                self._rehearse(learn, members) for learn in (self._learn_together, self._learn_each)
-            )
+            together_s = self._rehearse(self._learn_together, members)
+            each_s = self._rehearse(self._learn_each, members)
             if together_s > each_s:
                 self.batched = False
                 self.refusal = f"{together_s:.3g} s together, {each_s:.3g} s one after another"
@@ -173,30 +166,26 @@ class Replicas:
                 stacked.copy_(buffers[name])
 
     def _learn_each(self, members: list[int]) -> None:
-        for member in members:
-            self._learn_alone(member)
-
-    def _learn_alone(self, index: int) -> None:
-        slot = self._slots[index]
-        assert slot.asked is not None
-        (inputs, targets), slot.asked = slot.asked, None
-        for parameter in slot.parameters:
-            parameter.grad = None
-        with self.random(index):
-            if self._device.type == "cuda":  # its numbers follow from the replica's own on the CPU
-                torch.cuda.manual_seed(int(torch.randint(2**62, ())))
-            loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
-            loss.backward()
-        slot.loss = loss.item()
+        for index in members:
+            slot = self._slots[index]
+            assert slot.asked is not None
+            (inputs, targets), slot.asked = slot.asked, None
+            for parameter in slot.parameters:
+                parameter.grad = None
+            with self.random(index):
+                if self._device.type == "cuda":  # its numbers follow from the replica's own on the CPU
+                    torch.cuda.manual_seed(int(torch.randint(2**62, ())))
+                loss, slot.carried = self._loss(slot.model, inputs, targets, slot.carried)
+                loss.backward()
+            slot.loss = loss.item()
 
     def _learn_together(self, members: list[int]) -> None:
         slots = [self._slots[index] for index in members]
-        asked = [slot.asked for slot in slots if slot.asked is not None]
         rows: Rows = members
         if members[-1] - members[0] == len(members) - 1:
             rows = slice(members[0], members[-1] + 1)  # a view, no copy
-        inputs = [torch.stack(parts) for parts in zip(*asked, strict=True)]
-        inputs += [torch.stack(parts) for parts in zip(*(slot.carried or () for slot in slots), strict=True)]
+        given = ((*(slot.asked or ()), *(slot.carried or ())) for slot in slots)
+        inputs = [torch.stack(parts) for parts in zip(*given, strict=True)]
         losses, gradients, carry = self._mapped.learn(rows, inputs, [slot.random for slot in slots])
         split = [() if g is None else g.unbind() for g in gradients]  # None if forward does not use it
         for place, (slot, loss) in enumerate(zip(slots, losses.tolist(), strict=True)):
@@ -220,19 +209,16 @@ class Replicas:
 
     def same_gradients(self, index: int, other: int) -> bool:
         """Whether two replicas have the same ones, to the bit."""
-        pairs = zip(self._slots[index].parameters, self._slots[other].parameters, strict=True)
-        return all(
-            a.grad is b.grad if a.grad is None or b.grad is None else torch.equal(a.grad, b.grad)
-            for a, b in pairs
-        )
+        ours, theirs = ([p.grad for p in self._slots[i].parameters] for i in (index, other))
+        pairs = zip(ours, theirs, strict=True)
+        return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
     # -- all together -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def mean(self, members: Sequence[int]) -> nn.Module:
         """A model of its own: the mean of these replicas, buffers included."""
-        rows = list(members)
-        model = deepcopy(self._slots[rows[0]].model)
+        rows, model = list(members), deepcopy(self._slots[members[0]].model)
         for name, parameter in model.named_parameters():
             parameter.data = self._parameters[name][rows].mean(0)
         for name, buffer in model.named_buffers():
@@ -243,10 +229,9 @@ class Replicas:
     @torch.no_grad()
     def spread_(self) -> None:
         """Overwrite the trainable parameters of all replicas with those of the first."""
-        stacked = [self._parameters[name] for name in self._trainable]
-        others = [each[1:] for each in stacked]
+        parts = [self._parameters[name].tensor_split((1,)) for name in self._trainable]
         torch._foreach_copy_(
-            others, [each[:1].expand_as(own) for each, own in zip(stacked, others, strict=True)]
+            [others for _, others in parts], [first.expand_as(others) for first, others in parts]
         )
 
     @torch.no_grad()

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
-from thinwire.engine import state
 from thinwire.engine.driver import Task
+from thinwire.engine.stats import Stats
 from thinwire.errors import PeerLost, UsageError, check
 from thinwire.hosts.faults import Fault
-from thinwire.simulate.clock import Clock
+from thinwire.simulate.clock import Clock, virtual_world
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Pace
-from thinwire.simulate.wire import VirtualWorld
-from thinwire.simulate.worker import Learner, Stage, VirtualWorker, Ways
+from thinwire.simulate.worker import ComputeModel, Learner, Stage, VirtualWorker
 from thinwire.strategies.base import Strategy
-from thinwire.traffic import Traffic
+from thinwire.wire.local import LocalWorld
 
 NOTICE_S = 0.01
 """After this long the others know of a worker that was lost: a broken connection is noticed at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Who trains from now on."""
-
-    hosts: tuple[int, ...]
-    """In order of rank."""
-    joined: tuple[int, ...]
-    """Those of them who were not there before."""
-    furthest: int
-    """Of those who were, the one that has done the most steps."""
 
 
 class Learners(Protocol):
@@ -41,32 +28,13 @@ class Learners(Protocol):
 
     def of(self, host: int) -> Learner: ...
 
-    def change(self, change: Change) -> None:
-        """Share out what is left of this epoch anew; what was drawn and not stepped with counts as left."""
+    def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
+        """Share out what is left of this epoch anew; what was drawn and not stepped with counts as left.
+
+        `hosts`: who trains from now on, in order of rank; `joined`: those of them who were not there before;
+        `furthest`: of those who were, the one that has done the most steps.
+        """
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stats:
-    """What one host's workers have done so far."""
-
-    steps: int = 0
-    rounds: int = 0
-    traffic: Traffic = field(default_factory=Traffic)
-    exposed_s: float = 0.0
-    instruments: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def sent_bytes(self) -> int:
-        return self.traffic.sent_bytes
-
-    @property
-    def received_bytes(self) -> int:
-        return self.traffic.received_bytes
-
-    @property
-    def messages(self) -> int:
-        return self.traffic.messages
 
 
 class Session:
@@ -77,7 +45,7 @@ class Session:
         network: Network,
         strategy: Strategy,
         learners: Learners,
-        ways: Ways,
+        model: ComputeModel,
         *,
         jitter: float = 0.0,
         seed: int = 0,
@@ -91,7 +59,7 @@ class Session:
         """Faults that have come true, in words."""
         self.num_steps = math.inf
         """Steps after which every worker stops, wherever it is in its epoch."""
-        self._network, self._strategy, self._learners, self._ways = network, strategy, learners, ways
+        self._network, self._strategy, self._learners, self._model = network, strategy, learners, model
         self._recovery_s = recovery_s
         self._paces = [Pace(h.speed, jitter=jitter, seed=(seed, h.index)) for h in description.hosts]
         self._past = dict.fromkeys(self.hosts, Stats())
@@ -101,39 +69,41 @@ class Session:
         self._tasks: dict[int, Task] = {}
         self._running = 0
         self._by_step: list[Fault] = []
-        speeds = [pace.speed for pace in self._paces] if ways.alike else []
-        self._stand_in = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
+        speeds = [pace.speed for pace in self._paces] if model.alike else []
+        self._acting_for = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
         """By host: the host of the worker that acts for its own; empty if each acts for itself."""
         self._world, self._workers = self._assemble([])
         for fault in description.faults:
             self._expect(fault)
 
     def stats(self, host: int) -> Stats:
-        """Of the worker there, or of the one that was."""
-        past = self._past[host]
-        worker = self._workers.get(self._stand_in.get(host, host))
-        if worker is None:
+        """The statistics of the worker there, or of the last one that was."""
+        past, acting = self._past[host], self._acting_for.get(host, host)
+        if acting not in self._workers:
             return past
-        return Stats(
-            steps=worker.steps,
-            rounds=past.rounds + worker.rounds,
-            traffic=past.traffic + worker.traffic,
-            exposed_s=past.exposed_s + worker.exposed_s,
-            instruments=worker.instruments,
+        now = self._workers[acting].stats
+        return replace(
+            now,
+            rounds=past.rounds + now.rounds,
+            traffic=past.traffic + now.traffic,
+            exposed_s=past.exposed_s + now.exposed_s,
         )
 
-    def stands_for(self, host: int) -> int:
-        """How many workers, itself included, the one there is played for."""
-        return list(self._stand_in.values()).count(host) or 1
+    def worker(self, host: int) -> VirtualWorker:
+        """The worker there."""
+        return self._workers[self._acting_for.get(host, host)]
+
+    def acts_for(self, host: int) -> int:
+        """How many workers, itself included, the one there acts for."""
+        return list(self._acting_for.values()).count(host) or 1
 
     def epoch(self) -> None:
         """Train until every worker has gone through its batches."""
-        again = True
-        while again:
-            while self._lost or self._joining:
-                self._change()
-            self._run()
-            again = bool(self._lost or self._joining)
+        self._run()
+        while self._lost or self._joining:
+            self._change()
+            if not (self._lost or self._joining):  # nothing more has happened while they recovered
+                self._run()
 
     def _run(self) -> None:
         self._running = len(self._workers)
@@ -153,20 +123,15 @@ class Session:
     def _ended(self) -> None:
         self._running -= 1
 
-    # -- what befalls them ----------------------------------------------------------------------------
+    # -- faults ---------------------------------------------------------------------------------------
 
     def _expect(self, fault: Fault) -> None:
-        lasting = fault.kind in ("pause", "cut")
-        check(
-            fault.seconds is not None or not lasting,
-            f"fault {fault.kind}",
-            "given seconds= in a simulation",
-            str(fault),
-        )
+        ends = fault.seconds is not None or fault.kind not in ("pause", "cut")
+        check(ends, f"fault {fault.kind}", "given seconds= in a simulation", str(fault))
         if fault.after_s is not None:
-            self.clock.at(fault.after_s, partial(self._befall, fault))
+            self.clock.at(fault.after_s, partial(self._apply_fault, fault))
         elif fault.step == 0:
-            self.clock.soon(partial(self._befall, fault))
+            self.clock.soon(partial(self._apply_fault, fault))
         else:
             self._by_step.append(fault)
 
@@ -179,9 +144,9 @@ class Session:
             concerned = fault.host == host or fault.host not in self.hosts
             if concerned and fault.step is not None and worker.steps >= fault.step:
                 self._by_step.remove(fault)
-                self.clock.soon(partial(self._befall, fault))
+                self.clock.soon(partial(self._apply_fault, fault))
 
-    def _befall(self, fault: Fault) -> None:
+    def _apply_fault(self, fault: Fault) -> None:
         self.happened.append(f"{self.clock.now_s:.3f} s: {fault}")
         host, until_s = fault.host, self.clock.now_s + (fault.seconds or 0.0)
         if fault.kind == "cut":
@@ -195,10 +160,9 @@ class Session:
         elif fault.kind == "pause":
             self._paces[host].stopped_until_s = until_s
         else:
-            pace = self._paces[host]
-            pace.slow(fault.speed or 1.0)  # heal has none
+            self._paces[host].slow(fault.speed or 1.0)  # heal has none
             if fault.seconds is not None:
-                self.clock.at(until_s, lambda: pace.slow(1.0))
+                self.clock.at(until_s, partial(self._paces[host].slow, 1.0))
 
     def _kill(self, host: int) -> None:
         if host not in self.hosts or host in self._lost:
@@ -208,7 +172,7 @@ class Session:
         self._stop(host, error)
         self.clock.at(self.clock.now_s + NOTICE_S, partial(self._break, self._world, error))
 
-    def _break(self, world: VirtualWorld, error: PeerLost) -> None:
+    def _break(self, world: LocalWorld, error: PeerLost) -> None:
         """The others have noticed: the step under way is given up by all."""
         if world is not self._world:
             return  # they have noticed already, and gone on without it
@@ -240,35 +204,28 @@ class Session:
             raise PeerLost("all workers were killed", hint="leave one of them alive")
         for host in self.hosts:
             self._past[host] = self.stats(host)
-        saved = [state.dump(self._workers[host].state) for host in stay]
+        saved = [self._workers[host].core.state_dict() for host in stay]
         furthest = max(stay, key=lambda host: self._workers[host].steps)
         self._lost.clear()
         self._joining.clear()
         self._tasks.clear()
         self.hosts = tuple(sorted([*stay, *joined]))
-        change = Change(self.hosts, tuple(joined), furthest)
         steps = self._workers[furthest].steps
-        self._learners.change(change)
+        self._learners.change(self.hosts, joined, furthest)
         if self._recovery_s:
-            over = self.clock.sleep(self._recovery_s)
-            self.clock.run(until=over.done)
+            self.clock.run(until=self.clock.sleep(self._recovery_s).done)
         self._world, self._workers = self._assemble(saved, steps)
         self.happened.append(f"{self.clock.now_s:.3f} s: {len(self.hosts)} workers go on")
 
-    def _assemble(
-        self, saved: Sequence[Any], steps: int = 0
-    ) -> tuple[VirtualWorld, dict[int, VirtualWorker]]:
-        acting = sorted(set(self._stand_in.values()))
-        world = VirtualWorld(self.clock, self._network, self.hosts, stand_ins=acting)
-        stage = Stage(self.clock, self._ways, self._stepped)
+    def _assemble(self, saved: Sequence[Any], steps: int = 0) -> tuple[LocalWorld, dict[int, VirtualWorker]]:
+        acting = sorted(set(self._acting_for.values()))
+        world = virtual_world(self.clock, self._network, self.hosts, acting=acting)
+        stage = Stage(self.clock, self._model, self._stepped)
         workers = {}
         for rank in acting or range(len(self.hosts)):
             host = self.hosts[rank]
-            wire, learner = world.wire(rank), self._learners.of(host)
-            workers[host] = VirtualWorker(
-                self._strategy, wire, learner, self._paces[host], stage, steps=steps
-            )
-        if saved:
-            for worker in workers.values():
-                worker.resume(list(saved))
+            ends = (world.lane(rank), self._learners.of(host), self._paces[host])
+            workers[host] = VirtualWorker(self._strategy, *ends, stage, steps=steps)
+        for worker in workers.values() if saved else ():
+            worker.core.load(saved)
         return world, workers

@@ -1,4 +1,4 @@
-"""Simulations of sizes alone: how long steps take and what they send, with models that hold no numbers.
+"""Simulations of sizes alone: step times and traffic, with models that hold no numbers.
 
 Ten thousand workers fit, since none has any storage and those that are alike are played once. A strategy
 whose messages depend on the data (how many numbers pass a threshold) cannot be played like this.
@@ -7,27 +7,33 @@ whose messages depend on the data (how many numbers pass a threshold) cannot be 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import nn
-from torch.optim import SGD
+from torch.optim import SGD, Optimizer
 
 from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
+from thinwire.hosts.description import describe
 from thinwire.simulate.network import Network
-from thinwire.simulate.session import Change, Session
-from thinwire.simulate.wire import NotAlike
-from thinwire.simulate.worker import VirtualWorker, Ways
+from thinwire.simulate.pace import Compute
+from thinwire.simulate.session import Session
+from thinwire.simulate.worker import ComputeModel, Learner
 from thinwire.strategies.base import Strategy, overrides
-from thinwire.wire.base import Work
+from thinwire.traffic import Traffic
+from thinwire.wire.local import NotAlike
+
+MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
+_plain_sgd: MakeOptimizer = partial(SGD, lr=0.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Paced:
-    """Steps as the clock saw them, once they had become regular."""
+class StepTimes:
+    """Regular steps as the clock saw them."""
 
     step_s: float
     """From one step to the next, of the slowest worker."""
@@ -39,63 +45,43 @@ class Paced:
     """Per step and worker."""
 
 
-class _Learner:
-    """Steps without numbers; all workers share one model, since nothing is in it."""
-
-    clip_norm = None
-
-    def __init__(self, host: int, model: nn.Module, optimizer: SGD, all_of_them: _Learners) -> None:
-        self.model = model
-        self.optimizer = optimizer
-        self._host = host
-        self._all = all_of_them
-        self._steps = 0
-
-    def joined(self, worker: VirtualWorker) -> None:
-        pass
-
-    def fetching(self) -> Iterator[Work]:
-        return iter(())
-
-    def settling(self) -> Iterator[Work]:
-        return iter(())
-
-    def draw(self) -> bool:
-        return True
-
-    def ask(self) -> None:
-        pass
-
-    def learn(self) -> None:
-        pass
-
-    def step(self) -> None:
-        self.optimizer.step()
-
-    def stepped(self) -> None:
-        self._steps += 1
-        self._all.stepped(self._host, self._steps)
-
-
 @dataclass(slots=True)
 class _Mark:
-    """What all workers had done when each had ended a certain step."""
+    """The totals of all workers when each had ended a certain step."""
 
     ended_s: float = 0.0
-    """Of the last one."""
+    """When the last one did."""
     exposed_s: float = 0.0
     sent_bytes: int = 0
     messages: int = 0
 
 
+class _Learner(Learner):
+    """Steps without numbers; all workers share one model, since nothing is in it."""
+
+    def __init__(self, host: int, model: nn.Module, optimizer: Optimizer, group: _Learners) -> None:
+        self.model, self.optimizer = model, optimizer
+        self._host, self._group = host, group
+        self._steps = 0
+
+    def stepped(self) -> None:
+        self._steps += 1
+        mark, session = self._group.marks.get(self._steps), self._group.session
+        if mark is not None and session is not None:
+            stats, count = session.stats(self._host), session.acts_for(self._host)
+            mark.ended_s = session.clock.now_s
+            mark.exposed_s += count * stats.exposed_s
+            mark.sent_bytes += count * stats.sent_bytes
+            mark.messages += count * stats.messages
+
+
 class _Learners:
-    def __init__(self, shapes: Sequence[tuple[int, ...]], count: int) -> None:
-        parameters = [nn.Parameter(torch.empty(shape, device="meta")) for shape in shapes]
-        self._model = nn.Module()
-        for index, parameter in enumerate(parameters):
-            self._model.register_parameter(f"p{index}", parameter)
-        optimizer = SGD([nn.Parameter(torch.zeros(()))], lr=0.0)  # of nothing: there are no numbers to step
-        self._learners = [_Learner(host, self._model, optimizer, self) for host in range(count)]
+    def __init__(
+        self, shapes: Sequence[tuple[int, ...]], count: int, dtype: torch.dtype, make_optimizer: MakeOptimizer
+    ) -> None:
+        model = nn.ParameterList(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+        optimizer = make_optimizer([nn.Parameter(torch.zeros(()))])  # there are no numbers to step
+        self._learners = [_Learner(host, model, optimizer, self) for host in range(count)]
         self.session: Session | None = None
         self.marks: dict[int, _Mark] = {}
         """By number of steps."""
@@ -103,78 +89,94 @@ class _Learners:
     def of(self, host: int) -> _Learner:
         return self._learners[host]
 
-    def change(self, change: Change) -> None:
+    def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
         pass
 
-    def stepped(self, host: int, steps: int) -> None:
-        mark = self.marks.get(steps)
-        if mark is not None:
-            assert self.session is not None
-            stats = self.session.stats(host)
-            count = self.session.stands_for(host)
-            mark.ended_s = self.session.clock.now_s
-            mark.exposed_s += count * stats.exposed_s
-            mark.sent_bytes += count * stats.sent_bytes
-            mark.messages += count * stats.messages
 
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without Python's garbage collector: it would go through thousands of workers over and over."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
-
-
-def pace(
+def step_times(
     shapes: Sequence[tuple[int, ...]],
     network: Network,
     strategy: Strategy,
-    ways: Ways,
+    model: ComputeModel,
     *,
     steps: int = 10,
     jitter: float = 0.0,
-) -> Paced:
-    """Play `steps` regular steps of a model with parameters of these shapes, after a few to get going.
+) -> StepTimes:
+    """Play at least `steps` regular steps, in whole periods of the strategy, of a model with parameters of
+    these shapes; after a few to get going.
 
     Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
     them is played for all; where a strategy turns out to do something else, each of them.
     """
     check(steps >= 1, "steps", "at least 1", steps)
-    if not jitter and not network.description.faults and not overrides(strategy, "serve"):
-        with suppress(NotAlike):
-            return _pace(shapes, network, strategy, replace(ways, alike=True), steps, jitter)
-    return _pace(shapes, network, strategy, ways, steps, jitter)
-
-
-def _pace(
-    shapes: Sequence[tuple[int, ...]],
-    network: Network,
-    strategy: Strategy,
-    ways: Ways,
-    steps: int,
-    jitter: float,
-) -> Paced:
-    network.rest()
+    steps = -(-steps // strategy.period) * strategy.period
     # the order of pieces is as good as it gets once it was agreed on for the second time
     ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
     warm_up = max(ordered, strategy.adapts_in) + 2
-    count = len(network.description.hosts)
-    learners = _Learners(shapes, count)
-    with _uncollected():
-        learners.session = session = Session(network, strategy, learners, ways, jitter=jitter)
-        before, after = _Mark(), _Mark()
-        learners.marks = {warm_up: before, warm_up + steps: after}
-        session.num_steps = warm_up + steps
-        session.epoch()
-    worker_steps = count * steps
-    return Paced(
+    may_be_alike = not jitter and not network.description.faults and not overrides(strategy, "serve")
+    collects = gc.isenabled()
+    gc.disable()  # it would go through thousands of workers over and over
+    try:
+        try:
+            as_alike = replace(model, alike=True) if may_be_alike else model
+            learners = _play(shapes, network, strategy, as_alike, (warm_up, warm_up + steps), jitter)
+        except NotAlike:
+            learners = _play(shapes, network, strategy, model, (warm_up, warm_up + steps), jitter)
+    finally:
+        if collects:
+            gc.enable()
+    before, after = learners.marks.values()
+    worker_steps = len(network.description.hosts) * steps
+    return StepTimes(
         step_s=(after.ended_s - before.ended_s) / steps,
         exposed_s=(after.exposed_s - before.exposed_s) / worker_steps,
         sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
         messages=(after.messages - before.messages) / worker_steps,
     )
+
+
+def _play(
+    shapes: Sequence[tuple[int, ...]],
+    network: Network,
+    strategy: Strategy,
+    model: ComputeModel,
+    marks: Sequence[int],
+    jitter: float = 0.0,
+    kind: tuple[torch.dtype, MakeOptimizer] = (torch.float32, _plain_sgd),
+) -> _Learners:
+    """Play the steps up to the last of `marks`."""
+    network.rest()
+    learners = _Learners(shapes, len(network.description.hosts), *kind)
+    learners.marks = {steps: _Mark() for steps in marks}
+    learners.session = Session(network, strategy, learners, model, jitter=jitter)
+    learners.session.num_steps = marks[-1]
+    learners.session.epoch()
+    return learners
+
+
+def traffic(
+    shapes: Sequence[tuple[int, ...]],
+    world_size: int,
+    strategy: Strategy,
+    *,
+    steps: int,
+    bucket_bytes: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    make_optimizer: MakeOptimizer = _plain_sgd,
+) -> list[Traffic]:
+    """The strategy's own traffic in its first steps, by worker: its coroutines are played with sizes alone.
+
+    `make_optimizer` says which averages (momentum, Adam's moments) a strategy can send along.
+    """
+
+    def play(alike: bool) -> list[Traffic]:
+        network = Network(describe(hosts=world_size, rate="1gbit"))
+        model = ComputeModel(compute=Compute.of(1.0), bucket_bytes=bucket_bytes, alike=alike)
+        kind = (dtype, make_optimizer)
+        session = _play(shapes, network, strategy, model, (steps,), kind=kind).session
+        assert session is not None
+        return [session.worker(host).core.meter.traffic for host in session.hosts]
+
+    with suppress(NotAlike):
+        return play(alike=not overrides(strategy, "serve"))
+    return play(alike=False)

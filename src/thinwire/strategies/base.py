@@ -1,20 +1,51 @@
-"""What a strategy is: settings that are frozen, a state that is plain, and two seams."""
+"""The strategy protocol: frozen settings, a state that the engine can save, and two seams."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
 
-from thinwire.traffic import Cluster, Round, Sizes
-from thinwire.wire.base import Wire
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from thinwire.wire.wire import Wire
 
 Overlap = Literal["forward", "backward", "none"]
 Seam = Literal["reduce", "mix", "serve", "settle"]
 _SEAMS: tuple[Seam, ...] = get_args(Seam)
+OnResize = Literal["sum", "mean", "same", "reset"]
+"""What becomes of a state when the number of workers changes: its sum over workers is kept, all get its mean,
+it is the same on all anyway, or it begins anew."""
+Part = Literal["all", "large"]
+
+ON_RESIZE = "on_resize"
+SAME: dict[str, OnResize] = {ON_RESIZE: "same"}
+"""Metadata of a state's field that outlives another number of workers: `field(metadata=SAME)`."""
+
+
+class Values(Protocol):
+    """One number for each number of a bucket's parameters, flat."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements in `read`, `write_` and `add_`."""
+        ...
+
+    def read(self, out: Tensor | None = None) -> Tensor:
+        """A flat copy."""
+        ...
+
+    def write_(self, data: Tensor) -> None:
+        """Overwrite all of them; like all writing, in the training thread only."""
+        ...
+
+    def add_(self, data: Tensor, scale: float = 1.0) -> None:
+        """values += scale * data."""
+        ...
+
+    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
+        """values += weight * (data - values); a weight for each, or one for all."""
+        ...
 
 
 class Gradients(Protocol):
@@ -23,6 +54,11 @@ class Gradients(Protocol):
     @property
     def index(self) -> int:
         """Its place in the fixed order in which buckets go out."""
+        ...
+
+    @property
+    def step(self) -> int:
+        """The optimizer step under way, counted from 1; the same on all workers."""
         ...
 
     @property
@@ -36,47 +72,13 @@ class Gradients(Protocol):
         ...
 
 
-class Parameters(Protocol):
-    """Parameters that travel together, flat, of one dtype on one device."""
+class Bucket(Gradients, Values, Protocol):
+    """Some of the model as a strategy sees it: parameters, their gradients, and state of its own."""
 
     @property
-    def index(self) -> int:
-        """Its place in the fixed order in which buckets go out."""
-        ...
-
-    @property
-    def num_parameters(self) -> int:
-        """Elements in `read`, `write_` and `add_`."""
-        ...
-
-    def read(self, out: Tensor | None = None) -> Tensor:
-        """A flat copy of the parameters."""
-        ...
-
-    def write_(self, data: Tensor) -> None:
-        """Overwrite the parameters."""
-        ...
-
-    def add_(self, data: Tensor, scale: float = 1.0) -> None:
-        """parameters += scale * data."""
-        ...
-
-    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
-        """parameters += weight * (data - parameters); a weight for each, or one for all."""
-        ...
-
-    @property
-    def companions(self) -> Mapping[str, Parameters]:
-        """What the optimizer keeps of these parameters' gradients (momentum, Adam's moments) by name, each
-        as flat as the parameters are; empty for an optimizer that keeps none."""
-        ...
-
-
-class Bucket(Gradients, Parameters, Protocol):
-    """Some of the model as a strategy sees it: parameters and their gradients."""
-
-    def name_at(self, place: int) -> str:
-        """The name of the parameter that a number in `gradient` belongs to, for messages."""
+    def optimizer_state(self) -> Mapping[str, Values]:
+        """The optimizer's averages of these parameters' gradients (momentum, Adam's moments) by name; empty
+        for an optimizer that keeps none."""
         ...
 
     @property
@@ -84,12 +86,29 @@ class Bucket(Gradients, Parameters, Protocol):
         """The learning rate that these gradients will be applied with; None where nobody knows."""
         ...
 
+    def name_at(self, place: int) -> str:
+        """The name of the parameter that a number in `gradient` belongs to, for messages."""
+        ...
+
+    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+        """A flat tensor of state that follows its parameters into checkpoints, other buckets and other
+        worlds.
+
+        `part`: for all parameters, or the large ones only (`exact_from` numbers). In float32 at least.
+        """
+        ...
+
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+        """The same with this content, such as a copy of the parameters; returns `data`."""
+        ...
+
 
 class Strategy(Protocol):
     """What is sent, to whom, when, and how it is folded in.
 
-    Implementations are frozen, keyword-only dataclasses: their fields are their settings. All
-    that moves is in the state made by `init`, which is plain tensors and numbers.
+    Implementations are frozen, keyword-only dataclasses: their fields are their settings. All that moves is
+    in the state made by `init`: tensors by parameter (`bucket.zeros`, `bucket.keep`) and a dataclass of plain
+    values.
     """
 
     @property
@@ -103,92 +122,63 @@ class Strategy(Protocol):
         return False
 
     @property
-    def seams(self) -> frozenset[Seam]:
-        """Which of the coroutines below it has, with its settings: the others are not called."""
-        return frozenset(seam for seam in _SEAMS if getattr(type(self), seam) is not getattr(Strategy, seam))
+    def period(self) -> int:
+        """Steps after which its pattern of messages repeats: whoever measures it measures whole periods."""
+        return 1
 
     @property
     def adapts_in(self) -> int:
-        """Steps after which it has found out what suits wire and compute; 0 if it does the same on any."""
+        """Steps after which it has adapted to wire and compute: whoever measures it waits so long."""
         return 0
 
     @property
-    def conserved(self) -> tuple[str, ...]:
-        """Fields of the state that differ by worker and whose sum over workers may not change, such as
-        residuals: what was not sent yet must not be lost when the number of workers changes."""
-        return ()
-
-    @property
-    def clips(self) -> bool:
-        """Whether it clips each worker's own gradients itself, so that the training loop has not to."""
-        return False
+    def num_buckets(self) -> int:
+        """How many buckets a model is cut into, unless its user says how large they are."""
+        return 24
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
-        """The state: buffers and lanes are made here, by all workers."""
+        """The state of one worker."""
         return
 
-    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
-        """Gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate."""
+    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+        """Gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate.
+
+        Goes on beside training after its first wait; waited for when backward ends.
+        """
         return
 
-    async def mix(self, bucket: Parameters, state: Any, wire: Wire) -> None:
-        """Parameters; started for every bucket after every optimizer step. Training waits for its
-        end, unless it takes off."""
+    async def mix(self, bucket: Bucket, state: Any, wire: Wire) -> None:
+        """Parameters; started for every bucket after every optimizer step.
+
+        Stays in the training thread, which waits for its end, unless it goes `in_background`.
+        """
         return
 
     async def serve(self, state: Any, wire: Wire) -> None:
-        """Runs beside training from attach to detach; most strategies have none."""
+        """Answers others beside training, in a loop over `wire.listen`; most strategies have none."""
         return
 
-    async def settle(self, buckets: Sequence[Parameters], state: Any, wire: Wire) -> None:
+    async def settle(self, buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
         """Have nothing on the wire: training pauses, for a checkpoint, an evaluation or for good. Started on
-        all workers after the same step, when every `mix` has landed; the next step goes on as before."""
+        all workers after the same step, when every `mix` has come back; the next step goes on as before."""
         return
 
-    def rounds(self, sizes: Sizes, cluster: Cluster, step: int = 0) -> Iterable[Round]:
-        """The wire operations of one worker in its step number `step`, from 0, from sizes alone."""
-        return ()
-
-    def caution(self, num_steps: int) -> str:
-        """What somebody should know who trains for so many steps with these settings; mostly nothing."""
+    def advice(self, num_steps: int) -> str:
+        """A warning for somebody who trains this many steps with these settings; mostly none."""
         return ""
 
     def instruments(self, state: Any) -> Mapping[str, float]:
-        """What it can tell of itself, by name; the same names on all workers, at any time."""
+        """Numbers it tells of itself, by name; the same names on all workers, at any time."""
         return {}
-
-    def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
-        """This worker's state, made of those that another number of workers saved, in order of rank.
-
-        Of `conserved` fields, those of the workers `rank`, `rank + world_size`, ... are added up.
-        """
-        return _resize(saved, self.conserved, rank, world_size, add=False)
-
-
-def _resize(
-    saved: Sequence[Any], conserved: tuple[str, ...], rank: int, world_size: int, *, add: bool
-) -> Any:
-    own = saved[rank if rank < len(saved) else 0]
-    if isinstance(own, dict):
-        return {
-            key: _resize([s[key] for s in saved], conserved, rank, world_size, add=add or key in conserved)
-            for key in own
-        }
-    if isinstance(own, list):
-        entries = zip(*saved, strict=True)
-        return [_resize(entry, conserved, rank, world_size, add=add) for entry in entries]
-    if add and hasattr(own, "new_zeros"):
-        return sum(saved[rank::world_size], start=own.new_zeros(own.shape))
-    return own
 
 
 def overrides(strategy: Strategy, seam: Seam) -> bool:
-    """Whether the strategy has its own version of a seam."""
-    return seam in strategy.seams
+    """Whether the strategy has its own version of a seam: others are not called."""
+    return getattr(type(strategy), seam) is not getattr(Strategy, seam)
 
 
-def own_norm(max_norm: float, world_size: int) -> float:
-    """What each worker clips its own gradient to, where the mean over all workers is to have this norm.
+def local_norm(max_norm: float, world_size: int) -> float:
+    """The norm each worker clips its own gradient to, where the mean over all workers is to have `max_norm`.
 
     The noise of P gradients is independent, so their mean has a norm that is up to sqrt(P) times smaller.
     """
@@ -196,9 +186,9 @@ def own_norm(max_norm: float, world_size: int) -> float:
 
 
 def norm_to_clip(strategy: Strategy, max_norm: float, world_size: int) -> float:
-    """What a training loop has to clip gradients to: those a strategy averages are the mean already, and
-    those it has clipped need it no more."""
-    if strategy.clips:
+    """The norm a training loop has to clip gradients to: reduced ones are the mean already, and those that a
+    strategy has clipped itself (`clip_norm`) must not be clipped again."""
+    if getattr(strategy, "clip_norm", None) is not None:
         return math.inf
-    own = overrides(strategy, "mix") and not overrides(strategy, "reduce")
-    return own_norm(max_norm, world_size) if own else max_norm
+    local = overrides(strategy, "mix") and not overrides(strategy, "reduce")
+    return local_norm(max_norm, world_size) if local else max_norm

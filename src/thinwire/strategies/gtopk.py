@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.form import Form
+from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.reduction import Message, Reduction
 from thinwire.strategies.sparse.state import SparseState
-from thinwire.strategies.sparse.turn import Message, Turn
-from thinwire.traffic import Round
-from thinwire.wire.base import Wire
+from thinwire.wire.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +21,7 @@ class Hop:
     sends: bool = False
     receives: bool = False
     block: int = 0
-    """Workers that merge the same two vectors in this hop; 0: what comes is the result."""
+    """Workers that merge the same two vectors in this hop; 0: the result is received."""
 
 
 def hops(rank: int, world_size: int) -> Iterator[Hop]:
@@ -51,61 +50,44 @@ class GTopK(SparseStrategy):
     """Keep only the largest gradients over all workers: 3k words in each of log2(P) rounds.
 
     With a = gradient + residual, every worker begins with the k largest of its own a. In each round two
-    blocks of workers add up what they have and keep the k largest of the sum (of equal ones that of lower
-    index); the step is made with what is left after the last round, divided by P. No gradient is lost: what
-    a merge drops goes into the residual of the worker with rank `index mod B` in the merged block of B
-    workers, also if the same index is kept elsewhere. What residuals still hold at the indices that were
-    kept goes with the messages of the next step, and is applied in that.
+    blocks of workers add their sparse vectors and keep the k largest of the sum (of equal ones that of lower
+    index); the step is made with the result of the last round, divided by P. No gradient is lost: an entry
+    that a merge drops goes into the residual of the worker with rank `index mod B` in the merged block of B
+    workers, also if the same index is kept elsewhere. Leftover residual at kept indices is sent, and applied,
+    one step later.
 
     Reference: Shi et al., A Distributed Synchronous SGD Algorithm with Global Top-k Sparsification for Low
     Bandwidth Networks, 2019, arXiv:1901.04359.
     """
 
     complete: bool = True
-    """Apply all that any worker holds at the indices that are kept, for k more words in each round; without,
-    only what workers selected there, as in the paper."""
+    """Apply the residuals of all workers at the kept indices, for k more words in each round; without, only
+    the numbers that workers selected there, as in the paper."""
 
     @property
     def completes(self) -> bool:
         return self.complete
 
-    async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        from thinwire.compress.sparse import merge_messages_
-
-        inbox = Message(turn.new_words(turn.form.num_words), turn.form)
-        own, other = message.sparse, inbox.sparse
-        own_rest, other_rest = message.travelling(turn.residual), inbox.travelling(turn.residual)
+    async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
+        inbox = Message(reduction.new_words(reduction.format.num_words), reduction.format)
         for hop in hops(wire.rank, wire.world_size):
             await wire.exchange(
                 send=message.words if hop.sends else None,
                 to=hop.peer if hop.sends else None,
                 recv=inbox.words if hop.receives else None,
                 source=hop.peer if hop.receives else None,
-                tag=turn.tag + hop.number,
+                tag=reduction.tag + hop.number,
             )
-            if turn.is_meta:
-                continue
             if hop.block:
-                share = wire.rank % hop.block, hop.block
-                turn.give_back_(merge_messages_(own, other, turn.form.layout, share=share))
-                own_rest.add_(other_rest)
+                reduction.merge_(message, inbox, share=(wire.rank % hop.block, hop.block))
             elif hop.receives:
                 message = inbox
-        if not turn.is_meta:
-            state.weights[turn.index] = 1.0 + message.passed
-            state.keep_(turn.index, message)
-            tail, held = message.tail(turn.residual), message.held(turn.residual)
-            turn.finish_([message.entries()], tail, wire.world_size, held)
+        if not reduction.is_meta:
+            state.weights[reduction.index] = 1.0 + message.passed
+            state.remember_(reduction.index, message)
+            tail, held = message.tail(reduction.residual), message.held(reduction.residual)
+            reduction.finish_([message.entries()], tail, wire.world_size, held)
 
-    def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
+    def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
         levels = world_size.bit_length() - 1
-        core = 1 << levels
-        size, others = form.num_bytes, world_size - core
-        if others:
-            yield Round(op="exchange", send_bytes=size, ranks=(core, world_size))
-            yield Round(op="exchange", recv_bytes=size, ranks=(0, others))
-        for _ in range(levels):
-            yield Round(op="exchange", send_bytes=size, recv_bytes=size, ranks=(0, core))
-        if others:
-            yield Round(op="exchange", send_bytes=size, ranks=(0, others))
-            yield Round(op="exchange", recv_bytes=size, ranks=(core, world_size))
+        return (levels + (world_size > 1 << levels)) * format.num_bytes

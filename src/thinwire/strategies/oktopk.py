@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from thinwire.compress.layout import PASSED, SparseLayout
-from thinwire.strategies.base import Strategy
+from thinwire.compress.regions import add_up, collect, deal_, even_starts
+from thinwire.compress.sparse import Sparse, keep_largest, without
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.form import Form
-from thinwire.strategies.sparse.gather import gather, gather_rounds
+from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.gather import gather
+from thinwire.strategies.sparse.reduction import Message, MessageRows, Reduction
 from thinwire.strategies.sparse.state import SparseState
-from thinwire.strategies.sparse.turn import Message, Rows, Turn
-from thinwire.traffic import Round
-from thinwire.wire.base import Wire
-
-if TYPE_CHECKING:
-    from thinwire.compress.sparse import Sparse
+from thinwire.wire.wire import Wire
 
 MOVE_EVERY = 16
 """Steps after which the borders of regions move."""
@@ -37,54 +32,50 @@ class OkTopK(SparseStrategy):
     arXiv:2201.07598.
     """
 
-    async def share(self, turn: Turn, message: Message, state: SparseState, wire: Wire) -> None:
-        to_owner, from_owner = _forms(turn.form, wire.world_size)
-        parcels, inbox = Rows.new(turn, to_owner, wire.world_size), Rows.new(turn, to_owner, wire.world_size)
-        sent = None if turn.is_meta else self._deal_(parcels, message, turn, state)
+    async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
+        to_owner, from_owner = _formats(reduction.format, wire.world_size)
+        parcels = MessageRows.new(reduction, to_owner, wire.world_size)
+        inbox = MessageRows.new(reduction, to_owner, wire.world_size)
+        sent = None if reduction.is_meta else self._deal_(parcels, message, reduction, state)
         await wire.all_to_all(parcels.words, inbox.words)
-        result = Rows.new(turn, from_owner, 1)
-        if not turn.is_meta:
-            self._add_up_(result, inbox, turn)
-        results = Rows(await gather(result.words, wire, tag=turn.tag), from_owner)
+        result = MessageRows.new(reduction, from_owner, 1)
+        if not reduction.is_meta:
+            self._add_up_(result, inbox, reduction)
+        results = MessageRows(await gather(result.words, wire, tag=reduction.tag), from_owner)
         if sent is not None:
-            self._take_in(results, sent, turn, state)
+            self._apply(results, sent, reduction, state)
 
-    def _deal_(self, parcels: Rows, message: Message, turn: Turn, state: SparseState) -> Sparse:
-        """Fill a parcel for every owner, and give back what has no room; the entries that have."""
-        from thinwire.compress.regions import deal_
-
-        fitting, over = deal_(parcels.rows, parcels.form.layout, message.entries(), state.regions[turn.index])
+    def _deal_(
+        self, parcels: MessageRows, message: Message, reduction: Reduction, state: SparseState
+    ) -> Sparse:
+        """Fill a parcel for every owner, and give back what does not fit; gives the entries that do."""
+        layout, regions = parcels.format.layout, state.regions[reduction.index]
+        fitting, over = deal_(parcels.rows, layout, message.entries(), regions)
         parcels.rows[0, PASSED] += message.passed - message.count
-        turn.give_back_(over)
-        parcels.write_tail_(message.tail(turn.residual))
+        reduction.give_back_(over)
+        parcels.write_tail_(message.tail(reduction.residual))
         return fitting
 
-    def _add_up_(self, result: Rows, parcels: Rows, turn: Turn) -> None:
+    def _add_up_(self, result: MessageRows, parcels: MessageRows, reduction: Reduction) -> None:
         """As the owner of a region: its largest sums, and a part of the tail."""
-        from thinwire.compress.regions import add_up, collect
-        from thinwire.compress.sparse import Sparse, keep_largest
-
-        message, layout = Message(result.words, result.form), result.form.layout
-        kept, _ = keep_largest(add_up(collect(parcels.rows, parcels.form.layout)), layout.capacity)
+        message, layout = Message(result.words, result.format), result.format.layout
+        kept, _ = keep_largest(add_up(collect(parcels.rows, parcels.format.layout)), layout.capacity)
         message.write_(kept, parcels.passed)
-        message.tail(turn.residual).copy_(parcels.tails(turn.residual).sum(0))
+        message.tail(reduction.residual).copy_(parcels.tails(reduction.residual).sum(0))
         if self.payload == "bf16":
-            turn.give_back_(Sparse(kept.index, kept.value - message.entries().value))
+            reduction.give_back_(Sparse(kept.index, kept.value - message.entries().value))
 
-    def _take_in(self, results: Rows, sent: Sparse, turn: Turn, state: SparseState) -> None:
-        """What all owners say is the step; keep what they did not take."""
-        from thinwire.compress.regions import collect, even_starts
-        from thinwire.compress.sparse import without
-
-        sums, world_size = collect(results.rows, results.form.layout), len(results.rows)
-        turn.give_back_(without(sent, sums.index))
-        tail = results.tails(turn.residual).reshape(-1)[: turn.tail.numel()]
-        turn.finish_([sums], tail, world_size)
-        state.weights[turn.index] = 1.0 + results.passed
-        if state.step % MOVE_EVERY == 0:
-            before, now = state.regions[turn.index], even_starts(sums.index, world_size)
+    def _apply(self, results: MessageRows, sent: Sparse, reduction: Reduction, state: SparseState) -> None:
+        """Step with the sums of all owners; keep the entries they did not take."""
+        sums, world_size = collect(results.rows, results.format.layout), len(results.rows)
+        reduction.give_back_(without(sent, sums.index))
+        tail = results.tails(reduction.residual).reshape(-1)[: reduction.tail.numel()]
+        reduction.finish_([sums], tail, world_size)
+        state.weights[reduction.index] = 1.0 + results.passed
+        if (state.runtime.buckets[reduction.index].step - 1) % MOVE_EVERY == 0:
+            before, now = state.regions[reduction.index], even_starts(sums.index, world_size)
             if now:  # half the way: one step is only a sample
-                state.regions[turn.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]
+                state.regions[reduction.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]
 
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         return [numel * owner // world_size for owner in range(world_size)]
@@ -92,26 +83,19 @@ class OkTopK(SparseStrategy):
     def quantum(self, world_size: int) -> int:
         return (4 if self.payload == "fp32" else 8) * world_size  # so that no message needs padding
 
-    def sparse_rounds(self, form: Form, world_size: int) -> Iterable[Round]:
-        to_owner, from_owner = _forms(form, world_size)
-        yield Round(op="all_to_all", send_bytes=world_size * to_owner.num_bytes)
-        yield from gather_rounds(from_owner.num_bytes, world_size)
-
-    def resize(self, saved: Sequence[Any], rank: int, world_size: int) -> Any:
-        """As ever, and regions are as at first: with other owners they are others."""
-        state = Strategy.resize(self, saved, rank, world_size)
-        regions = [self.first_regions(each.numel(), world_size) for each in state["residuals"]]
-        return {**state, "regions": regions}
+    def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
+        to_owner, from_owner = _formats(format, world_size)
+        return (world_size - 1) * (to_owner.num_bytes + from_owner.num_bytes)
 
 
-def _forms(form: Form, world_size: int) -> tuple[Form, Form]:
-    """What goes to an owner, with half as much room again since regions are never filled evenly, and what
-    comes from it; each with a part of the tail."""
-    tail = -(-form.tail // world_size)
-    room = form.layout.capacity // world_size
+def _formats(format: MessageFormat, world_size: int) -> tuple[MessageFormat, MessageFormat]:
+    """Messages to an owner, with half as much capacity again since regions are never filled evenly, and from
+    it; each with a part of the tail."""
+    tail = -(-format.tail // world_size)
+    capacity = format.layout.capacity // world_size
 
-    def of(capacity: int) -> Form:
-        layout = SparseLayout(capacity=capacity, values=form.layout.values, itemsize=form.layout.itemsize)
-        return Form(layout=layout, tail=tail)
+    def of(capacity: int) -> MessageFormat:
+        layout = SparseLayout(capacity=capacity, values=format.layout.values, itemsize=format.layout.itemsize)
+        return MessageFormat(layout=layout, tail=tail)
 
-    return of(room + room // 2), of(room)
+    return of(capacity + capacity // 2), of(capacity)

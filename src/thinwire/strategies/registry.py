@@ -1,23 +1,24 @@
 """Strategies by name: list them, describe their settings, build one from text.
 
-Nothing here imports torch, so that `thinwire strategies` and `--help` answer at once.
+On every command line a strategy is written `NAME:KEY=VALUE:KEY=VALUE`. NAME is a name listed here, or
+`module:Class` of a class of the user's own. Nothing here imports torch, so that `--help` answers at once.
 """
 
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import textwrap
 import types
 import typing
-from collections.abc import Callable, Mapping
-from dataclasses import MISSING, Field, dataclass, fields
-from importlib import import_module
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from thinwire.errors import SettingError, check
+from thinwire.imports import did_you_mean, import_object
 
 if TYPE_CHECKING:
     from thinwire.strategies.base import Strategy
@@ -27,30 +28,33 @@ _KNOWN: Mapping[str, str] = {
     "silent": "thinwire.strategies.silent:Silent",
     "all-reduce": "thinwire.strategies.all_reduce:AllReduce",
     "gossip-grad": "thinwire.strategies.gossip_grad:GossipGraD",
+    "stochastic-gradient-push": "thinwire.strategies.stochastic_gradient_push:StochasticGradientPush",
     "topk": "thinwire.strategies.topk:TopK",
     "gtopk": "thinwire.strategies.gtopk:GTopK",
     "oktopk": "thinwire.strategies.oktopk:OkTopK",
 }
+GRAMMAR = "NAME or NAME:KEY=VALUE:KEY=VALUE"
+EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
+class SettingInfo:
     """One field of a strategy."""
 
     name: str
     type: str
     default: str | None
-    """As one would write it; None if the setting must be given."""
+    """The default as it would be written; None if the setting must be given."""
     doc: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Description:
-    """What `thinwire strategies` prints of one."""
+class StrategyInfo:
+    """The entry of a strategy in `thinwire strategies`."""
 
     name: str
     summary: str
-    settings: tuple[Setting, ...]
+    settings: tuple[SettingInfo, ...]
 
 
 def names() -> tuple[str, ...]:
@@ -58,22 +62,58 @@ def names() -> tuple[str, ...]:
     return tuple(_KNOWN)
 
 
+def parse(text: str) -> tuple[str, dict[str, str]]:
+    """Split `NAME:KEY=VALUE:KEY=VALUE` into name and settings, without looking either up.
+
+    >>> parse("all-reduce:overlap=none")
+    ('all-reduce', {'overlap': 'none'})
+    >>> parse("my_module:MyStrategy:interval=4")
+    ('my_module:MyStrategy', {'interval': '4'})
+    """
+    name, *pairs = text.strip().split(":")
+    if pairs and "=" not in pairs[0] and name not in _KNOWN:
+        name = f"{name}:{pairs.pop(0)}"
+    settings: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        check(bool(separator), "strategy", GRAMMAR, text, hint=EXAMPLES)
+        check(key not in settings, f"setting {key!r}", "given once", text)
+        settings[key] = value
+    return name, settings
+
+
+def from_text(text: str) -> Strategy:
+    """Build the strategy written as `NAME:KEY=VALUE:KEY=VALUE`.
+
+    >>> from_text("all-reduce:overlap=none").overlap
+    'none'
+    """
+    return build(*parse(text))
+
+
 def load(name: str) -> type[Strategy]:
-    """The class of a strategy; SettingError with the known names if there is none."""
-    if name not in _KNOWN:
-        close = difflib.get_close_matches(name.lower().replace("_", "-"), _KNOWN, n=1, cutoff=0.5)
+    """The class of a strategy: one that is known by `name`, or the user's own `module:Class`."""
+    if name not in _KNOWN and ":" not in name:
+        otherwise = "`thinwire strategies` lists them with their settings"
         raise SettingError(
-            f"strategy must be one of {', '.join(_KNOWN)}, got {name!r}",
-            hint=f"did you mean {close[0]!r}?"
-            if close
-            else "`thinwire strategies` lists them with their settings",
+            f"strategy must be one of {', '.join(_KNOWN)} or module:Class, got {name!r}",
+            hint=did_you_mean(name.lower().replace("_", "-"), _KNOWN, otherwise=otherwise),
         )
-    module, _, attribute = _KNOWN[name].partition(":")
-    return cast("type[Strategy]", getattr(import_module(module), attribute))
+    loaded = import_object(_KNOWN.get(name, name), field="strategy")
+    from thinwire.strategies.base import Strategy
+
+    # the base is a protocol with attributes, for which issubclass() is not defined
+    if not (is_dataclass(loaded) and Strategy in getattr(loaded, "__mro__", ())):
+        kind = f"the class {loaded.__name__}" if isinstance(loaded, type) else f"a {type(loaded).__name__}"
+        raise SettingError(
+            f"strategy {name!r} must be a dataclass derived from Strategy, got {kind}",
+            hint="docs/architecture.md describes how a strategy is written",
+        )
+    return cast("type[Strategy]", loaded)
 
 
 def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
-    """A strategy with `settings`; text is read by the type of its field, other values are taken as they are.
+    """Build a strategy; a setting given as text is read by the type of its field, other values are kept.
 
     >>> build("all-reduce", {"overlap": "none"}).overlap
     'none'
@@ -89,27 +129,18 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
     for field in known.values():
         if field.name not in values and _default_text(field) is None:
             raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
-    return cls(**values)
-
-
-def parse(text: str) -> tuple[str, dict[str, str]]:
-    """Name and settings out of `name:key=value:key=value`; wrong ones are refused here.
-
-    >>> parse("all-reduce:overlap=none")
-    ('all-reduce', {'overlap': 'none'})
-    """
-    name, *pairs = text.split(":")
-    for pair in pairs:
-        check("=" in pair, "strategy", "NAME or NAME:KEY=VALUE:KEY=VALUE", text)
-    settings = dict(pair.split("=", 1) for pair in pairs)
-    build(name, settings)
-    return name, settings
+    try:
+        return cls(**values)
+    except SettingError:
+        raise
+    except (TypeError, ValueError) as error:  # from the __post_init__ of a user's own class
+        raise SettingError(f"{name} refuses its settings: {error}", hint=_known_settings(name)) from error
 
 
 def resolved(strategy: Strategy) -> dict[str, object]:
-    """The settings a strategy really has, defaults included, such that `build` takes them again.
+    """The settings of a strategy, defaults included, in a form that `build` accepts.
 
-    Only plain values: others cannot be written as text, so they can only be what the strategy starts with.
+    Values that cannot be written as text are left out: no command line can have changed them.
     """
     values = {field.name: getattr(strategy, field.name) for field in _fields(type(strategy))}
     return {
@@ -117,12 +148,12 @@ def resolved(strategy: Strategy) -> dict[str, object]:
     }
 
 
-def describe(name: str) -> Description:
-    """The strategy's one line and its settings with their defaults and docs."""
+def describe(name: str) -> StrategyInfo:
+    """The summary of a strategy, and its settings with their types, defaults and docs."""
     cls = load(name)
     docs = _field_docs(cls)
     settings = tuple(
-        Setting(
+        SettingInfo(
             name=field.name,
             type=_type_text(_hint(field, cls)),
             default=_default_text(field),
@@ -130,7 +161,7 @@ def describe(name: str) -> Description:
         )
         for field in _fields(cls)
     )
-    return Description(name=name, summary=(inspect.getdoc(cls) or "").split("\n", 1)[0], settings=settings)
+    return StrategyInfo(name=name, summary=(inspect.getdoc(cls) or "").split("\n", 1)[0], settings=settings)
 
 
 def _fields(cls: type[Strategy]) -> list[Field[Any]]:
@@ -145,24 +176,17 @@ def _known_settings(name: str) -> str:
 
 
 def _field_docs(cls: type) -> dict[str, str]:
-    """The string under each field, its own and inherited, which Python itself throws away."""
+    """The string under each field, own and inherited; Python itself does not keep them."""
     docs: dict[str, str] = {}
     for each in reversed(cls.__mro__):
-        docs |= _own_field_docs(each)
-    return docs
-
-
-def _own_field_docs(cls: type) -> dict[str, str]:
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(cls)))
-    except (OSError, TypeError, SyntaxError):  # no source at hand (frozen, typed at a prompt): no docs
-        return {}
-    body = cast("ast.ClassDef", tree.body[0]).body
-    docs: dict[str, str] = {}
-    for statement, after in pairwise(body):
-        match statement, after:
-            case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
-                docs[field] = " ".join(text.split())
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
+        except (OSError, TypeError, SyntaxError):  # frozen, or typed at a prompt: there is no source
+            continue
+        for pair in pairwise(cast("ast.ClassDef", tree.body[0]).body):
+            match pair:
+                case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=str(text))):
+                    docs[field] = " ".join(text.split())
     return docs
 
 
@@ -180,49 +204,29 @@ def _read(field: Field[Any], cls: type, text: str) -> object:
     hint = _hint(field, cls)
     try:
         return _parse(hint, text)
-    except ValueError:
+    except (ValueError, KeyError):
         raise SettingError(f"{cls.__name__}.{field.name} must be {_type_text(hint)}, got {text!r}") from None
 
 
 _TRUTH = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "1": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "0": False,
+    **dict.fromkeys(("true", "yes", "on", "1"), True),
+    **dict.fromkeys(("false", "no", "off", "0"), False),
 }
 
 
 def _parse(hint: Any, text: str) -> object:
-    """`text` as a value of the type `hint`; ValueError if it is none."""
+    """Read `text` as a value of the type `hint`; ValueError or KeyError if it is not one."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return _first(options, lambda option: option if str(option) == text else _refuse(text))
     if origin in (typing.Union, types.UnionType):
-        # None and Literal say exactly what they accept, str accepts everything: so it comes last
-        return _first(sorted(options, key=lambda option: option is str), lambda option: _parse(option, text))
-    if hint is types.NoneType:
-        return None if text.lower() == "none" else _refuse(text)
-    if hint is bool:
-        return _TRUTH[text.lower()] if text.lower() in _TRUTH else _refuse(text)
+        for option in sorted(options, key=lambda option: option is str):  # which accepts every text
+            with suppress(ValueError, KeyError):
+                return _parse(option, text)
+    if origin is Literal:
+        return {str(option): option for option in options}[text]
+    if hint in (types.NoneType, bool):
+        return (_TRUTH if hint is bool else {"none": None})[text.lower()]
     if hint in (int, float, str):
         return hint(text)
-    return _refuse(text)
-
-
-def _first(options: typing.Iterable[Any], attempt: Callable[[Any], object]) -> object:
-    for option in options:
-        try:
-            return attempt(option)
-        except ValueError:
-            continue
-    raise ValueError
-
-
-def _refuse(text: str) -> object:
     raise ValueError(text)
 
 

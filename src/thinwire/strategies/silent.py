@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.strategies.base import Gradients, Strategy
-from thinwire.wire.base import Wire
+from thinwire.strategies.base import Bucket, Strategy
+from thinwire.wire.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,5 +16,5 @@ class Silent(Strategy):
     Its speed is what is left for communication to lose; its model is worth nothing.
     """
 
-    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
+    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
         """Leave the gradients as they are; being here makes the engine walk its hooks and buckets."""

@@ -1,65 +1,345 @@
-"""What wires inside one process have in common: collectives as meetings, and no peer to keep alive."""
+"""A world inside one process: workers are threads, turns of one thread, or events on a virtual clock.
+
+A `Medium` says when an operation ends; the numbers are the same with any. As with Gloo, a send does not end
+before its receive is posted. Sums are taken in order of rank, so they are the same bits on every run.
+Collectives that do not match across workers raise PeerDiffers, where a backend would mix numbers or hang.
+Tensors without storage (device "meta") are sizes only.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from thinwire.errors import PeerDiffers, PeerLate
-from thinwire.wire.base import Work
+from thinwire.errors import PeerDiffers, PeerError, PeerLate
+from thinwire.traffic import Op, Round
+from thinwire.wire.work import Work, finished
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.traffic import Op
+Call = Callable[[], None]
+
+
+class Medium(Protocol):
+    """When operations end; `ended` calls are made without any lock held, in any thread."""
+
+    def now(self) -> float: ...
+
+    def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
+        """Carry a message that both ends have asked for."""
+        ...
+
+    def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
+        """Carry out a collective that all of `ranks` have come to."""
+        ...
+
+
+class Immediate:
+    """No time passes on the way."""
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
+        sent()
+        arrived()
+
+    def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
+        ended()
+
+
+class NotAlike(Exception):
+    """An operation differs from worker to worker, so that one cannot act for others."""
+
+
+class _Exchange(Work):
+    """Both halves of an exchange; ends with the later one."""
+
+    def __init__(self, halves: int) -> None:
+        super().__init__()
+        self._halves = halves
+
+    def half(self) -> None:
+        with self._lock:
+            self._halves -= 1
+            last = self._halves == 0
+        if last:
+            self.finish()
+
+
+class _Post(NamedTuple):
+    """One half of an exchange that waits for the other end."""
+
+    source: int | None
+    """None: from whoever sends first."""
+    data: Tensor
+    work: _Exchange
 
 
 @dataclass(slots=True)
-class Meeting:
-    """One collective: who has come so far, and with what."""
+class _Collective:
+    """Who has come to a collective so far, and with what."""
 
     what: tuple[object, ...]
     came: dict[int, tuple[Tensor, Tensor, Work]] = field(default_factory=dict)
 
-    def refusal(self, rank: int, what: tuple[object, ...]) -> PeerDiffers | None:
-        """Why a worker that has come for `what` does not belong here; None if it does."""
-        if self.what == what:
-            return None
-        return PeerDiffers(
-            f"worker {rank} does {what} where another does {self.what}",
-            rank=rank,
-            hint="all workers must issue the same operations in the same order on a lane",
-        )
+
+Posts = defaultdict[tuple[int, int], list[_Post]]
+"""By receiver and tag, in the order they came."""
 
 
-class LocalWire(ABC):
-    """One worker's end of a world inside one process."""
+@dataclass(slots=True)
+class _Channel:
+    """The state that the workers of one lane share."""
 
-    def all_reduce_(self, data: Tensor) -> Work:
-        return self._meet("all_reduce", data, data)
+    collectives: dict[int, _Collective] = field(default_factory=dict)
+    issued: defaultdict[int, int] = field(default_factory=lambda: defaultdict(int))
+    """Collectives that each rank has come to."""
+    sends: Posts = field(default_factory=lambda: defaultdict(list))
+    receives: Posts = field(default_factory=lambda: defaultdict(list))
 
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("reduce_scatter", data, out)
 
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_gather", data, out)
+class LocalWorld:
+    """The shared memory of `world_size` workers; hand `lane(rank)` to each.
 
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        return self._meet("all_to_all", data, out)
+    Where workers do the same at the same time, some of them can act for all (`acting`): a collective of
+    everybody then begins when these have come. Only with sizes.
+    """
 
-    def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        return self._meet("broadcast", data, data, source)
+    def __init__(
+        self,
+        world_size: int,
+        medium: Medium | None = None,
+        *,
+        places: Sequence[tuple[str, str]] = (),
+        acting: Sequence[int] = (),
+    ) -> None:
+        self.world_size = world_size
+        self.medium = medium or Immediate()
+        self.places = list(places) or [("localhost", "")] * world_size
+        self.acting = tuple(acting)
+        self.lock = threading.RLock()
+        self.error: BaseException | None = None
+        self.open: set[Work] = set()
+        self._channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
+        self._everyone = tuple(range(world_size))
 
-    def tell(self, status: str) -> None:  # noqa: B027  # nobody here asks who is alive
-        pass
+    def lane(self, rank: int) -> LocalLane:
+        return self.join("", self._everyone, rank)
 
-    def late(self, cause: str) -> PeerLate:
+    def join(self, name: str, ranks: tuple[int, ...], rank: int) -> LocalLane:
+        """The end of a lane of these ranks, for one of them."""
+        with self.lock:
+            channel = self._channels.setdefault((name, ranks), _Channel())
+        return LocalLane(self, channel, name, ranks, rank)
+
+    def lose(self, error: BaseException) -> None:
+        """A worker is gone: everything under way, and everything after, fails with `error`."""
+        with self.lock:
+            self.error = self.error or error
+            works, self.open = self.open, set()
+        for work in works:
+            work.fail(self.error)
+
+    def end(self, works: Sequence[Work]) -> None:
+        """End works, or one half of an exchange, unless the world was lost before."""
+        for work in works:
+            work.half() if isinstance(work, _Exchange) else work.finish()
+        with self.lock:  # an exchange stays open until its other half has ended
+            self.open.difference_update([work for work in works if work.done()])
+
+
+class LocalLane:
+    """One worker's end of a lane in a LocalWorld."""
+
+    def __init__(
+        self, world: LocalWorld, channel: _Channel, name: str, ranks: tuple[int, ...], rank: int
+    ) -> None:
+        self.world_size = len(ranks)
+        self.rank = rank if self.world_size == world.world_size else ranks.index(rank)
+        self._world = world
+        self._channel = channel
+        self._name = name
+        self._ranks = ranks
+        self._check_alike(self.world_size == world.world_size, "collectives of some workers")
+
+    @property
+    def places(self) -> Sequence[tuple[str, str]]:
+        return [self._world.places[rank] for rank in self._ranks]
+
+    def lane(self, name: str, ranks: Sequence[int] | None = None) -> LocalLane:
+        members = self._ranks if ranks is None else tuple(self._ranks[r] for r in ranks)
+        return self._world.join(f"{self._name}/{name}", members, self._ranks[self.rank])
+
+    def now(self) -> float:
+        return self._world.medium.now()
+
+    def set_status(self, status: str) -> None:
+        """Nobody here asks who is alive."""
+
+    def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
 
-    def close(self) -> None:  # noqa: B027  # and there is nothing to close
-        pass
+    def abort(self, error: PeerError) -> None:
+        self._world.lose(error)
 
-    @abstractmethod
-    def _meet(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
+    def close(self) -> None:
+        """There is nothing to close."""
+
+    # -- exchanges --------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        *,
+        send: Tensor | None = None,
+        to: int | None = None,
+        recv: Tensor | None = None,
+        source: int | None = None,
+        tag: int = 0,
+    ) -> Work:
+        self._check_alike(not self._world.acting, "exchanges")
+        sends = send is not None and to is not None
+        if not sends and recv is None:
+            return finished()
+        work, matches = _Exchange(sends + (recv is not None)), list[tuple[_Post, _Post, int]]()
+        with self._world.lock:
+            if self._refused(work):
+                return work
+            self._world.open.add(work)
+            if recv is not None:
+                self._receive(_Post(source, recv, work), tag, matches)
+            if send is not None and to is not None:
+                self._send(_Post(self.rank, send.detach(), work), to, tag, matches)
+            for sent, received, _ in matches:
+                received.data.copy_(sent.data)
+        for sent, received, receiver in matches:
+            self._transfer(sent, received, receiver)
+        return work
+
+    def _receive(self, receive: _Post, tag: int, matches: list[tuple[_Post, _Post, int]]) -> None:
+        sends = self._channel.sends[self.rank, tag]
+        for index, send in enumerate(sends):
+            if receive.source in (None, send.source):
+                del sends[index]
+                matches.append((send, receive, self.rank))
+                return
+        self._channel.receives[self.rank, tag].append(receive)
+
+    def _send(self, send: _Post, to: int, tag: int, matches: list[tuple[_Post, _Post, int]]) -> None:
+        receives = self._channel.receives[to, tag]
+        for index, receive in enumerate(receives):
+            if receive.source in (None, send.source):
+                del receives[index]
+                matches.append((send, receive, to))
+                return
+        self._channel.sends[to, tag].append(send)
+
+    def _transfer(self, send: _Post, receive: _Post, to: int) -> None:
+        world, source = self._world, send.source
+        assert source is not None, "a sender knows who it is"
+        world.medium.transfer(
+            self._ranks[source],
+            self._ranks[to],
+            send.data.nbytes,
+            lambda: world.end([send.work]),
+            lambda: world.end([receive.work]),
+        )
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def all_reduce_(self, data: Tensor) -> Work:
+        return self._join("all_reduce", data, data)
+
+    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
+        return self._join("reduce_scatter", data, out)
+
+    def all_gather(self, data: Tensor, out: Tensor) -> Work:
+        return self._join("all_gather", data, out)
+
+    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
+        return self._join("all_to_all", data, out)
+
+    def broadcast_(self, data: Tensor, *, source: int) -> Work:
+        self._check_alike(not self._world.acting, "broadcasts")
+        return self._join("broadcast", data, data, source)
+
+    def _join(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         """Come to the next collective of this lane."""
+        if self.world_size == 1:
+            if out is not data:
+                out.copy_(data)
+            return finished()
+        work, world = Work(), self._world
+        what = (op, source, tuple(data.shape), data.dtype)
+        with world.lock:
+            if self._refused(work):
+                return work
+            number = self._channel.issued[self.rank]
+            self._channel.issued[self.rank] += 1
+            collective = self._channel.collectives.setdefault(number, _Collective(what))
+            if collective.what == what:
+                collective.came[self.rank] = (data, out, work)
+                world.open.add(work)
+                if len(collective.came) < (len(world.acting) or self.world_size):
+                    return work
+                del self._channel.collectives[number]
+                came = [collective.came[rank] for rank in sorted(collective.came)]
+                if not data.is_meta:
+                    _compute(op, [data for data, _, _ in came], [out for _, out, _ in came], source=source)
+        if collective.what != what:
+            world.lose(_differs(self.rank, what, collective.what))
+            self._refused(work)
+            return work
+        done = Round(op=op, send_bytes=data.nbytes, source=source)
+        world.medium.collective(done, self._ranks, lambda: world.end([work for _, _, work in came]))
+        return work
+
+    def _refused(self, work: Work) -> bool:
+        if self._world.error is not None:
+            work.fail(self._world.error)
+        return work.done()
+
+    def _check_alike(self, alike: bool, what: str) -> None:
+        if self._world.acting and not alike:
+            raise NotAlike(f"{what} differ from worker to worker")
+
+
+def _differs(rank: int, here: tuple[object, ...], there: tuple[object, ...]) -> PeerDiffers:
+    return PeerDiffers(
+        f"worker {rank} does {here} where another does {there}",
+        rank=rank,
+        hint="all workers must run the same strategy with the same settings on the same model",
+    )
+
+
+def _compute(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, source: int = 0) -> None:
+    """Do a collective for everybody, now that everybody has come; both lists are in order of rank.
+
+    An output is its own input (all-reduce, broadcast) or shares no memory with any.
+    """
+    world_size = len(inputs)
+    if op == "broadcast":
+        for rank, out in enumerate(outputs):
+            if rank != source:
+                out.copy_(inputs[source].detach())
+    elif op == "all_gather":
+        for out in outputs:
+            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
+                part.copy_(data.detach().view(-1))
+    elif op == "all_to_all":
+        sent = [data.detach().view(-1).chunk(world_size) for data in inputs]
+        for rank, out in enumerate(outputs):
+            for part, parts in zip(out.view(-1).chunk(world_size), sent, strict=True):
+                part.copy_(parts[rank])
+    else:
+        total = inputs[0].detach().clone()
+        for data in inputs[1:]:
+            total += data.detach()
+        shares = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
+        for out, part in zip(outputs, shares, strict=True):
+            out.copy_(part.view_as(out))

@@ -11,6 +11,12 @@ import threading
 from collections.abc import Callable
 
 Wait = Callable[[], None]
+_local = threading.local()
+
+
+def is_waiter() -> bool:
+    """Whether the calling thread is one of those that wait for a backend."""
+    return getattr(_local, "waits", False)
 
 
 class Waiters:
@@ -35,6 +41,7 @@ class Waiters:
         self._calls.put(call)
 
     def _run(self) -> None:
+        _local.waits = True
         while (call := self._calls.get()) is not None:
             call()
             with self._lock:

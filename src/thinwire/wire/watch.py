@@ -14,9 +14,11 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import torch.distributed as dist
 
 from thinwire.errors import PeerError, PeerLate, PeerLost
 
@@ -33,32 +35,44 @@ _NOTICE_S = 4 * BEAT_S
 class _Beat:
     count: int
     host: str
+    site: str
     pid: int
     status: str
     """What it is doing: "step 17", "step 17, waiting", ...; "left" once it has detached or ended."""
 
     def dump(self) -> str:
-        return json.dumps([self.count, self.host, self.pid, self.status])
+        return json.dumps([self.count, self.host, self.site, self.pid, self.status])
 
 
 class Watch:
     """Beats for this worker and watches the others; one for a wire and all its lanes."""
 
-    def __init__(self, store: Store, name: str, rank: int, world_size: int) -> None:
-        self._store: Store = store.clone()  # type: ignore[attr-defined]  # not in the stubs; the shared client is locked while somebody waits in it
+    def __init__(self, store: Store, name: str, ranks: Sequence[int]) -> None:
+        """`ranks`: of these workers in the default process group."""
+        self.ranks = list(ranks)
+        self._store = store
         self._prefix = f"thinwire/{name}/"
-        self._rank = rank
-        self._world_size = world_size
+        self._rank = self.ranks.index(dist.get_rank())
+        self._world_size = len(self.ranks)
         self._status = "step 0"
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
         self._listeners: list[Callable[[PeerError], None]] = []
         self._stopped = threading.Event()
         self._beats = 0
+        self._places: list[tuple[str, str]] | None = None
         self._beat()
         self._thread = threading.Thread(target=self._run, name="thinwire-watch", daemon=True)
         self._thread.start()
         atexit.register(self._say_left)
+
+    @property
+    def places(self) -> list[tuple[str, str]]:
+        """Host and site of every worker, once all have attached: each beats before it connects."""
+        if self._places is None:
+            beats = [self._read(rank) for rank in range(self._world_size)]
+            self._places = [("", "") if beat is None else (beat.host, beat.site) for beat in beats]
+        return self._places
 
     def when_lost(self, call: Callable[[PeerError], None]) -> None:
         """Call, from the watching thread or the one that rings, when a worker is lost."""
@@ -160,14 +174,19 @@ class Watch:
 
     def _beat(self) -> None:
         self._beats += 1
-        self._set(_Beat(self._beats, socket.gethostname(), os.getpid(), self._status))
+        self._set(self._own(self._beats, self._status))
+
+    @staticmethod
+    def _own(count: int, status: str) -> _Beat:
+        site = os.environ.get("THINWIRE_SITE", "")
+        return _Beat(count, socket.gethostname(), site, os.getpid(), status)
 
     def _set(self, beat: _Beat) -> None:
         self._store.set(f"{self._prefix}beat/{self._rank}", beat.dump())
 
     def _say_left(self) -> None:
         try:
-            self._set(_Beat(self._beats + 1, socket.gethostname(), os.getpid(), "left"))
+            self._set(self._own(self._beats + 1, "left"))
         except RuntimeError:
             pass  # the store has ended before this worker, which is nobody's concern now
 

@@ -1,15 +1,13 @@
-"""Everybody's message to everyone, in log2(P) exchanges where a ring takes P - 1: sparse ones are small."""
+"""Everybody's message to everyone in log2(P) exchanges, where a ring takes P - 1: sparse messages are
+small."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from thinwire.traffic import Round
-from thinwire.wire.base import Wire
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+from thinwire.wire.wire import Wire
 
 
 def _stages(world_size: int) -> Iterator[tuple[int, int]]:
@@ -41,9 +39,3 @@ async def gather(own: Tensor, wire: Wire, *, tag: int) -> Tensor:
             tag=tag + number,
         )
     return rows.roll(rank, 0).view(-1)
-
-
-def gather_rounds(num_bytes: int, world_size: int) -> Iterator[Round]:
-    """The wire operations of `gather` with messages of this size."""
-    for _, count in _stages(world_size):
-        yield Round(op="exchange", send_bytes=count * num_bytes, recv_bytes=count * num_bytes)

@@ -1,38 +1,35 @@
-"""What moves in a top-k strategy: what was not sent yet, and where large numbers were found."""
+"""The state of a top-k strategy: residuals, and where large numbers were found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from thinwire.strategies.base import Bucket
-from thinwire.strategies.sparse.form import Form
-from thinwire.strategies.sparse.gauge import Gauge
-from thinwire.strategies.sparse.plan import Plan
-from thinwire.wire.base import Work
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from thinwire.compress.threshold import Threshold
-    from thinwire.strategies.sparse.turn import Message
+from thinwire.compress.threshold import Threshold
+from thinwire.strategies.base import SAME, Bucket
+from thinwire.strategies.parts.clip import LocalClip
+from thinwire.strategies.parts.momentum import MomentumCorrection
+from thinwire.strategies.sparse.cost_probe import CostProbe
+from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.plan import MessagePlan
+from thinwire.strategies.sparse.reduction import Message
 
 
 @dataclass(slots=True)
-class Fixed:
-    """What does not move, and is made anew at every start."""
+class Runtime:
+    """What is made anew at every start, and not saved."""
 
     buckets: Sequence[Bucket]
-    plan: Plan
-    gauge: Gauge
-    forms: list[Form | None] = field(default_factory=list)
-    """Of this step's messages; None: that bucket goes dense."""
+    plan: MessagePlan
+    probe: CostProbe
+    clip: LocalClip | None = None
+    momentum: MomentumCorrection | None = None
+    formats: list[MessageFormat | None] = field(default_factory=list)
+    """Formats of this step's messages; None: that bucket goes dense."""
     kept: list[Tensor] = field(default_factory=list)
-    """Of each bucket the indices that were applied in the step before."""
-    norm: Work = field(default_factory=Work)
-    """Ends when all gradients of a step have come; used to clip them."""
-    squares: float = 0.0
+    """By bucket, the indices that were applied in the step before."""
     sent: int = 0
     """Numbers of this step in messages of this worker."""
     passed: int = 0
@@ -41,61 +38,44 @@ class Fixed:
 
 @dataclass(slots=True)
 class SparseState:
-    """Of one worker. Lists are in the order of buckets."""
+    """One worker's state. Lists are in the order of buckets."""
 
     residuals: list[Tensor]
-    """What was not sent yet, not divided by the number of workers; without the part that goes exact."""
-    velocities: list[Tensor]
-    """With momentum correction: what momentum has made of this worker's gradients."""
-    threshold: Threshold
-    weights: list[float]
-    """How the room in messages is divided: how many numbers passed the threshold when this bucket was last
-    selected from, over all workers, plus 1; the same on all of them."""
+    """Gradients not sent yet, not divided by the number of workers; without the part that goes exact."""
+    threshold: Threshold = field(metadata=SAME)
+    weights: list[float] = field(metadata=SAME)
+    """How capacity is divided: how many numbers passed the threshold when this bucket was last selected from,
+    over all workers, plus 1; the same on all of them."""
     regions: list[list[int]]
     """With owners: where the region of each of them begins; the same on all workers."""
-    rates: list[float]
-    """If rates are kept: the learning rate that each bucket's residual is meant for."""
-    kept: Tensor
-    """The indices that were applied in the last step, bucket after bucket, each with its room; without any
-    where they are not asked for."""
-    rooms: list[int]
-    """How much room each bucket has among them,"""
-    counts: list[int]
-    """and how many there are of it."""
-    step: int = -1
-    """Of the gradients under way."""
-    fixed: Fixed = field(init=False, repr=False)
+    rates: list[float] = field(metadata=SAME)
+    """With `keep_rate`: the learning rate that each bucket's residual is scaled for."""
+    kept: Tensor = field(metadata=SAME)
+    """Indices applied in the last step, bucket after bucket, each padded to its capacity; empty where they
+    are not asked for."""
+    kept_capacities: list[int] = field(metadata=SAME)
+    kept_counts: list[int] = field(metadata=SAME)
+    runtime: Runtime = field(init=False, repr=False)
 
-    def accelerate_(self, bucket: int, gradients: Tensor, momentum: float) -> None:
-        """Overwrite gradients with what momentum makes of them; what was applied no longer pushes on."""
-        self.stop_(bucket, self.fixed.kept[bucket].long())
-        velocity = self.velocities[bucket]
-        velocity.mul_(momentum).add_(gradients[: velocity.numel()])
-        gradients[: velocity.numel()] = velocity
-
-    def stop_(self, bucket: int, sent: Tensor | slice) -> None:
-        """What is sent shall not push on (factor masking)."""
-        velocity = self.velocities[bucket]
-        velocity[sent if isinstance(sent, slice) else sent.to(velocity.device)] = 0
-
-    def keep_rate_(self, bucket: int) -> None:
-        """Make a residual so much larger as the learning rate has become smaller."""
-        before, now = self.rates[bucket], self.fixed.buckets[bucket].rate
+    def scale_for_rate_(self, bucket: int) -> None:
+        """Scale a residual inversely to the learning rate, so that it is applied with the rate of its
+        step."""
+        before, now = self.rates[bucket], self.runtime.buckets[bucket].rate
         if now:
             if before not in (0, now):
                 self.residuals[bucket].mul_(before / now)
             self.rates[bucket] = now
 
-    def keep_(self, bucket: int, result: Message) -> None:
-        """Remember which indices were applied."""
-        if room := self.rooms[bucket]:
-            begin = sum(self.rooms[:bucket])
+    def remember_(self, bucket: int, result: Message) -> None:
+        """Keep the indices that were applied."""
+        if capacity := self.kept_capacities[bucket]:
+            begin = sum(self.kept_capacities[:bucket])
             index = result.entries().index
-            assert index.numel() <= room, "as many as the message has room for"
+            assert index.numel() <= capacity, "as many as the message can hold"
             self.kept[begin : begin + index.numel()] = index
-            self.counts[bucket] = index.numel()
+            self.kept_counts[bucket] = index.numel()
 
     def last_kept(self) -> list[Tensor]:
-        """Of each bucket, as a copy: the next step overwrites them one by one."""
-        parts = self.kept[: sum(self.rooms)].clone().split(self.rooms)
-        return [part[:count] for part, count in zip(parts, self.counts, strict=True)]
+        """The kept indices by bucket, as a copy: the next step overwrites them one by one."""
+        parts = self.kept[: sum(self.kept_capacities)].clone().split(self.kept_capacities)
+        return [part[:count] for part, count in zip(parts, self.kept_counts, strict=True)]

@@ -14,7 +14,7 @@ from thinwire.errors import UsageError
 _ELSE = "use AllReduce(overlap='backward')"
 
 
-class Stepper:
+class PartialOptimizer:
     """Records what `optimizer.step()` would do now, and does it bucket by bucket later.
 
     The optimizer's own step is called with parameter groups cut down to one bucket, so whatever

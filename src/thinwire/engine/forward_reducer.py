@@ -17,20 +17,19 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine.arrivals import Arrivals
+from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
-from thinwire.engine.needs import Needs
+from thinwire.engine.forward_hooks import ForwardHooks
+from thinwire.engine.partial_optimizer import PartialOptimizer
 from thinwire.engine.pieces import Pieces
-from thinwire.engine.readers import Readers
 from thinwire.engine.reducer import Launcher
-from thinwire.engine.stepper import Stepper
+from thinwire.engine.state_access import StateAccessHooks
 from thinwire.errors import UsageError
-from thinwire.strategies.base import Gradients
-from thinwire.wire.base import Work
+from thinwire.wire.work import Work
 
 
 @dataclass(slots=True)
-class _Load:
+class _Update:
     """One bucket on its way from backward to its update."""
 
     bucket: ParameterBucket
@@ -44,7 +43,7 @@ class _Load:
     """Its last update was not asked for by the forward of this pass."""
 
 
-class Deferred:
+class ForwardReducer:
     """Gradients are final, and applied, when the next forward needs their parameters."""
 
     def __init__(
@@ -58,43 +57,39 @@ class Deferred:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.weight = 1.0
-        self._stepper = Stepper(optimizer)
-        self.arrivals = Arrivals(buckets, self, announce=True)
+        self._optimizer = PartialOptimizer(optimizer)
+        self.hooks = BackwardHooks(buckets, self, announce=True)
         self._launcher = launcher
-        self._needs = Needs(model, buckets, self._need)
-        self._readers = Readers(model, optimizer, settle=self.settle, drop=self._drop)
+        self._forward_hooks = ForwardHooks(model, buckets, self._need)
+        self._access_hooks = StateAccessHooks(model, optimizer, finish=self.finish_steps, drop=self._drop)
         self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
-        self._loads = [_Load(bucket) for bucket in buckets]
+        self._updates = [_Update(bucket) for bucket in buckets]
         self._pending = False
         self._in_backward = False
 
-    def parcels(self) -> Sequence[Gradients]:
-        """What goes over the wire in one pass."""
-        return self._pieces.all()
-
     def foresee(self, order: Sequence[int]) -> None:
-        """In which order buckets will be needed, for whoever lets no forward be watched."""
-        self._needs.order[:] = order
+        """Set the order in which buckets will be needed, where no forward can be watched."""
+        self._forward_hooks.order[:] = order
 
     def hook(self) -> None:
-        self._stepper.mark()
-        self.arrivals.hook()
-        self._needs.hook()
-        self._readers.hook(self._needs.handles)
+        self._optimizer.mark()
+        self.hooks.hook()
+        self._forward_hooks.hook()
+        self._access_hooks.hook(self._forward_hooks.handles)
 
     def unhook(self) -> None:
-        self.arrivals.unhook()
-        self._needs.unhook()
-        self._readers.unhook()
-        self._stepper.unmark()
+        self.hooks.unhook()
+        self._forward_hooks.unhook()
+        self._access_hooks.unhook()
+        self._optimizer.unmark()
 
     # -- backward: send ----------------------------------------------------------------------------
 
     def backward_begins(self) -> None:
-        for load in self._loads:
-            load.missed = load.to_step
-        self.settle()
-        if any(load.reduced for load in self._loads):
+        for update in self._updates:
+            update.missed = update.to_step
+        self.finish_steps()
+        if any(update.reduced for update in self._updates):
             raise UsageError(
                 "a second backward before optimizer.step()",
                 hint="accumulate inside link.no_sync(), drop gradients with optimizer.zero_grad(), "
@@ -104,42 +99,42 @@ class Deferred:
         self._begin()
 
     def _begin(self) -> None:
-        self._pieces.begin(self._needs.order)
+        self._pieces.begin(self._forward_hooks.order)
         self._launcher.send_buffers()
 
     def bucket_is_full(self, index: int) -> None:
-        load = self._loads[index]
-        load.bucket.gather_(self.weight)
-        if load.missed:
-            _check_unused(load.bucket)
-        for parameter in load.bucket.parameters:
+        update = self._updates[index]
+        update.bucket.gather_(self.weight)
+        if update.missed:
+            _check_unused(update.bucket)
+        for parameter in update.bucket.parameters:
             parameter.grad = None  # the engine owns it now; whoever still looks for it finds nothing
-        self._send(load)
+        self._send(update)
 
     def backward_ends(self) -> None:
-        for load in self._loads:
-            if not self._pieces.full(load.bucket.index):
-                self.bucket_is_full(load.bucket.index)
+        for update in self._updates:
+            if not self._pieces.full(update.bucket.place):
+                self.bucket_is_full(update.bucket.place)
         self._pieces.end()
         self.weight = 1.0
         self._in_backward = False
 
-    def _send(self, load: _Load) -> None:
-        load.reduced = True
-        self._pieces.fill(load.bucket.index)
+    def _send(self, update: _Update) -> None:
+        update.reduced = True
+        self._pieces.fill(update.bucket.place)
 
     # -- step and forward: apply -------------------------------------------------------------------
 
     def check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._stepper.check_call(args, kwargs)
+        self._optimizer.check_call(args, kwargs)
         self._check_sent()
 
     def _check_sent(self) -> None:
         """Whoever steps or clips expects all gradients to count; those of a parameter's own would not."""
         unsent = [
             name
-            for load in self._loads
-            for name, p in zip(load.bucket.names, load.bucket.parameters, strict=True)
+            for update in self._updates
+            for name, p in zip(update.bucket.names, update.bucket.parameters, strict=True)
             if p.grad is not None
         ]
         if unsent:
@@ -151,13 +146,13 @@ class Deferred:
     def record_step(self) -> None:
         """What `optimizer.step()` does: nothing yet."""
         if self._pending:
-            self.settle()
-        self._stepper.record()
-        for load in self._loads:
-            load.to_step = load.reduced
-            if load.to_step:
-                load.versions = [p._version for p in load.bucket.parameters]
-        self._pending = any(load.to_step for load in self._loads)
+            self.finish_steps()
+        self._optimizer.record()
+        for update in self._updates:
+            update.to_step = update.reduced
+            if update.to_step:
+                update.versions = [p._version for p in update.bucket.parameters]
+        self._pending = any(update.to_step for update in self._updates)
 
     def _need(self, indices: Iterable[int]) -> None:
         self._launcher.wait_for(self.needing(indices))
@@ -168,77 +163,81 @@ class Deferred:
             yield from self._launcher.receiving_buffers()
         if self._pending:
             for index in indices:
-                yield from self._applying(self._loads[index])
+                yield from self._applying(self._updates[index])
 
-    def settle(self) -> None:
-        """Finish every step that was asked for."""
-        self._need(range(len(self._loads)))
+    def stepping(self) -> Iterator[Work]:
+        """What to wait for until every step that was asked for is made."""
+        yield from self.needing(range(len(self._updates)))
         self._pending = False
 
-    def _applying(self, load: _Load) -> Iterator[Work]:
-        if not load.to_step:
+    def finish_steps(self) -> None:
+        """Make every step that was asked for."""
+        self._launcher.wait_for(self.stepping())
+
+    def _applying(self, update: _Update) -> Iterator[Work]:
+        if not update.to_step:
             return
-        yield from self._pieces.works(load.bucket.index)
-        _check_unused(load.bucket)
-        parameters = load.bucket.parameters
-        for name, parameter, version in zip(load.bucket.names, parameters, load.versions, strict=True):
+        yield from self._pieces.works(update.bucket.place)
+        _check_unused(update.bucket)
+        parameters = update.bucket.parameters
+        for name, parameter, version in zip(update.bucket.names, parameters, update.versions, strict=True):
             if parameter._version != version:
                 raise UsageError(
                     f"{name} was written to after optimizer.step(), before its update",
-                    hint="call link.settle() between optimizer.step() and code that changes parameters",
+                    hint="call link.synchronize() between optimizer.step() and code that changes parameters",
                 )
         # An evaluation may ask for it in inference mode, in which optimizer state must not be made.
-        with torch.inference_mode(False), torch.no_grad(), _lent(load.bucket):
-            load.to_step = load.reduced = False
-            self._stepper.step(load.bucket)
+        with torch.inference_mode(False), torch.no_grad(), _lent(update.bucket):
+            update.to_step = update.reduced = False
+            self._optimizer.step(update.bucket)
 
     def reducing(self) -> Iterator[Work]:
         """What to wait for before `gradients` that no step has asked for yet can be seen."""
-        for load in self._loads:
-            if load.reduced and not load.to_step:
-                yield from self._pieces.works(load.bucket.index)
+        for update in self._updates:
+            if update.reduced and not update.to_step:
+                yield from self._pieces.works(update.bucket.place)
 
-    def _waiting(self) -> list[_Load]:
+    def _waiting(self) -> list[_Update]:
         """What is reduced and waits for an optimizer.step()."""
         self._launcher.wait_for(self.reducing())
-        return [load for load in self._loads if load.reduced and not load.to_step]
+        return [update for update in self._updates if update.reduced and not update.to_step]
 
     def _drop(self) -> None:
         """What zero_grad does: forget gradients that nobody asked to step."""
-        for load in self._waiting():
-            load.reduced = False
+        for update in self._waiting():
+            update.reduced = False
 
     @contextlib.contextmanager
     def gradients(self) -> Iterator[None]:
         """The reduced gradients as the parameters' own in here, to be changed in place."""
         self._check_sent()
         with contextlib.ExitStack() as stack:
-            for load in self._waiting():
-                stack.enter_context(_lent(load.bucket))
+            for update in self._waiting():
+                stack.enter_context(_lent(update.bucket))
             yield
 
     def give_back(self) -> None:
         """Before detaching: reduced gradients that wait for a step become the parameters' own again."""
-        for load in self._waiting():
-            with _lent(load.bucket):
-                reduced = [None if p.grad is None else p.grad.clone() for p in load.bucket.parameters]
-            for parameter, gradient in zip(load.bucket.parameters, reduced, strict=True):
+        for update in self._waiting():
+            with _lent(update.bucket):
+                reduced = [None if p.grad is None else p.grad.clone() for p in update.bucket.parameters]
+            for parameter, gradient in zip(update.bucket.parameters, reduced, strict=True):
                 if gradient is not None:
                     parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-            load.reduced = False
+            update.reduced = False
 
-    def shadow(self) -> float:
-        """Take part in the others' reduction with nothing to add; how much they counted, on average."""
-        self.settle()
+    def reduce_nothing(self) -> float:
+        """Take part in the others' reduction with nothing to add; gives how much they counted, on average."""
+        self.finish_steps()
         self._drop()
         self._begin()
-        for load in self._loads:
-            load.bucket.shadow_()
-            self._send(load)
+        for update in self._updates:
+            update.bucket.fill_nothing_()
+            self._send(update)
         self._pieces.end()
         self._drop()
         self._launcher.wait_for(self._launcher.receiving_buffers())
-        return self._loads[0].bucket.mean_weight()
+        return self._updates[0].bucket.mean_weight()
 
 
 def _check_unused(bucket: ParameterBucket) -> None:

@@ -1,4 +1,4 @@
-"""What an optimizer keeps of a bucket's gradients (momentum, Adam's moments), as flat as the bucket is."""
+"""An optimizer's averages of a bucket's gradients (momentum, Adam's moments), as flat as the bucket is."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thinwire.engine.buckets import ParameterBucket
-from thinwire.strategies.base import Parameters
+from thinwire.engine.buckets import ParameterBucket, local
 
 _MOMENTS = {
     "Adam": ("exp_avg", "exp_avg_sq"),
@@ -23,14 +22,16 @@ _MOMENTUM = {"SGD", "RMSprop"}
 """Optimizers whose groups have a `momentum`, which may be 0."""
 
 
-def with_companions(buckets: Sequence[ParameterBucket], optimizer: Optimizer) -> Sequence[ParameterBucket]:
-    """The same buckets, each with its companions and the learning rate of its first parameter."""
+def with_optimizer_state(
+    buckets: Sequence[ParameterBucket], optimizer: Optimizer
+) -> Sequence[ParameterBucket]:
+    """The same buckets, each with its optimizer state and the learning rate of its first parameter."""
     names = momentum_names(optimizer)
     place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for bucket in buckets:
         if (group := place.get(id(bucket.parameters[0]))) is not None:
             bucket.read_rate = partial(_rate, optimizer, group)
-        bucket.companions = {name: Companion(bucket, optimizer, name) for name in names}
+        bucket.optimizer_state = {name: OptimizerState(bucket, optimizer, name) for name in names}
     return buckets
 
 
@@ -39,7 +40,7 @@ def _rate(optimizer: Optimizer, group: int) -> float:
 
 
 def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:
-    """How the optimizer calls what it keeps; empty if it keeps nothing, or nothing that is known here."""
+    """The optimizer's names for its averages; empty if it keeps none, or none that is known here."""
     for kind in type(optimizer).__mro__:
         if kind.__name__ in _MOMENTS:
             return _MOMENTS[kind.__name__]
@@ -48,17 +49,15 @@ def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:
     return ()
 
 
-class Companion:
-    """One number that the optimizer keeps for every parameter of a bucket.
+class OptimizerState:
+    """One number that the optimizer keeps for every number of a bucket.
 
     An optimizer makes it in its first step with a gradient. Until then it reads as zero, and what is
     written is dropped.
     """
 
     def __init__(self, bucket: ParameterBucket, optimizer: Optimizer, name: str) -> None:
-        self.index = bucket.index
         self.num_parameters = bucket.num_parameters
-        self.companions: dict[str, Parameters] = {}
         self._bucket = bucket
         self._optimizer = optimizer
         self._name = name
@@ -96,8 +95,9 @@ class Companion:
     def _pairs(self, flat: Tensor) -> list[tuple[Tensor | None, Tensor]]:
         """The optimizer's own tensors, which loading a state replaces, and their parts of `flat`."""
         parameters = self._bucket.parameters
-        parts = flat.split([p.numel() for p in parameters])
+        parts = flat.split([local(p).numel() for p in parameters])
+        kept = [self._optimizer.state.get(p, {}).get(self._name) for p in parameters]
         return [
-            (self._optimizer.state.get(p, {}).get(self._name), part.view(p.shape))
-            for p, part in zip(parameters, parts, strict=True)
+            (None if each is None else local(each), part.view(local(p).shape))
+            for each, p, part in zip(kept, parameters, parts, strict=True)
         ]

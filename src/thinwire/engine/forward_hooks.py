@@ -16,7 +16,7 @@ from thinwire.engine.buckets import ParameterBucket
 from thinwire.errors import UsageError
 
 
-class Needs:
+class ForwardHooks:
     """Calls `need` with the buckets of a module before its forward.
 
     A module's own parameters are needed when it is called; a tied parameter with each of its owners.
@@ -36,7 +36,7 @@ class Needs:
         """Buckets in the order the first training forward needed them."""
         self._need = need
         self._model = model
-        self._bucket_of = {id(p): bucket.index for bucket in buckets for p in bucket.parameters}
+        self._bucket_of = {id(p): bucket.place for bucket in buckets for p in bucket.parameters}
         self._early: set[int] = set()
         self._looked = False
         self._depth = 0

@@ -1,4 +1,5 @@
-"""What a message of one bucket looks like: sparse entries, then what travels as it is; no torch."""
+"""The format of one bucket's message: sparse entries, then numbers that travel as they are; from sizes
+alone."""
 
 from __future__ import annotations
 
@@ -8,14 +9,14 @@ from thinwire.compress.layout import SparseLayout, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Form:
+class MessageFormat:
     """The same on all workers. The tail (small tensors, bookkeeping) rides along, which saves a round."""
 
     layout: SparseLayout
     tail: int
-    """Numbers after the entries, as wide as the residual's: small tensors and bookkeeping, and"""
+    """Numbers after the entries, as wide as the residual's: small tensors and bookkeeping."""
     held: int = 0
-    """after these what residuals hold at so many indices at most, which were kept in the step before."""
+    """Numbers after the tail: leftover residuals at indices that were applied in the step before."""
 
     @property
     def num_words(self) -> int:
@@ -28,7 +29,7 @@ class Form:
         return 4 * self.num_words
 
 
-def form_of(room: int, tail: int, held: int, itemsize: int, values: Values) -> Form:
-    """Of a bucket whose gradients have `itemsize` bytes each; half-precision ones are kept in float32."""
-    layout = SparseLayout(capacity=room, values=values, itemsize=max(4, itemsize))
-    return Form(layout=layout, tail=tail, held=held)
+def format_of(capacity: int, tail: int, held: int, itemsize: int, values: Values) -> MessageFormat:
+    """The format for gradients of `itemsize` bytes each; half-precision ones are kept in float32."""
+    layout = SparseLayout(capacity=capacity, values=values, itemsize=max(4, itemsize))
+    return MessageFormat(layout=layout, tail=tail, held=held)

@@ -44,7 +44,7 @@ class _Pass:
     graphs: set[int] = field(default_factory=set)
 
 
-class Arrivals:
+class BackwardHooks:
     """Turns the gradients of one model into "begins", "bucket is full" and "ends".
 
     The first backward pass only counts how often each gradient arrives (reentrant checkpointing
@@ -59,7 +59,7 @@ class Arrivals:
         self._listener = listener
         self._announce = announce
         self._slots = [
-            [_Slot(name, bucket.index, place) for place, name in enumerate(bucket.names)]
+            [_Slot(name, bucket.place, place) for place, name in enumerate(bucket.names)]
             for bucket in buckets
         ]
         self._missing = [0] * len(buckets)

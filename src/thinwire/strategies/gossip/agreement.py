@@ -1,7 +1,7 @@
-"""share="auto": measure how long exchanges take, and agree on what fits behind the compute.
+"""share="auto": measures how long exchanges take, and agrees on the share that fits behind the compute.
 
-Every few rounds each worker tells the others, in one small all-gather that nobody waits for, what it has
-measured. When the next such round comes all of them have the same numbers, so they come to the same answer.
+Every few rounds the workers gather their measurements in one small all-gather that nobody waits for. When the
+next such round comes all of them have the same numbers, so they come to the same answer.
 """
 
 from __future__ import annotations
@@ -10,16 +10,16 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from thinwire.compress.payload import plain
 from thinwire.compress.sizes import Payload
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-MEET_EVERY = 4
-"""Rounds between two meetings. What one gathers is used from the next one on."""
+AGREE_EVERY = 4
+"""Rounds between two agreements. Measurements gathered at one are used at the next."""
 FILL = 0.9
 """Part of the compute time that exchanges may take."""
 DEAD_BAND = 0.1
@@ -33,8 +33,8 @@ _log = logging.getLogger("thinwire")
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """What a worker has measured, per round."""
+class Measurement:
+    """What one worker has measured, per round."""
 
     spread_s: float
     """Seconds per byte between the first message of a round and its last: what the wire takes, without
@@ -51,14 +51,14 @@ class Report:
         return [self.spread_s, self.whole_s, self.compute_s, self.waited_s, self.num_bytes]
 
 
-NOTHING = Report(0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = Measurement(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
-class Gauge:
+class RoundTimer:
     """Times the rounds of one worker."""
 
     def __init__(self) -> None:
-        self._reports: list[Report] = []
+        self._measurements: list[Measurement] = []
         self.begin(0.0)
 
     def begin(self, now_s: float) -> None:
@@ -81,8 +81,8 @@ class Gauge:
         num_bytes = sum(each for _, each in self._arrivals)
         whole_s = (last_s - self._began_s) / num_bytes
         rest = num_bytes - first_bytes
-        self._reports.append(
-            Report(
+        self._measurements.append(
+            Measurement(
                 spread_s=(last_s - first_s) / rest if rest else whole_s,
                 whole_s=whole_s,
                 compute_s=now_s - self._began_s - self._waited_s,
@@ -91,12 +91,12 @@ class Gauge:
             )
         )
 
-    def report(self) -> Report:
-        """The medians since the last report: a round with an evaluation in it does not count."""
-        rounds, self._reports = self._reports, []
+    def measure(self) -> Measurement:
+        """The medians since the last measurement: a round with an evaluation in it does not count."""
+        rounds, self._measurements = self._measurements, []
         if not rounds:
             return NOTHING
-        return Report(*(median(numbers) for numbers in zip(*(r.numbers() for r in rounds), strict=True)))
+        return Measurement(*(median(numbers) for numbers in zip(*(r.numbers() for r in rounds), strict=True)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,72 +104,71 @@ class Pick:
     """What rounds send."""
 
     payload: Payload
-    num_cells: int
+    num_chunks: int
 
 
 @dataclass(frozen=True, slots=True)
-class Menu:
+class Options:
     """What can be picked, and what it costs."""
 
     model_bytes: Mapping[Payload, int]
     """Of the whole model, from the finest payload to the coarsest."""
-    num_cells: int
+    num_chunks: int
 
     def best(self, budget: float, now: Pick) -> Pick:
         """The finest payload in which the whole model fits, else as much of it as fits in the coarsest."""
         for payload, num_bytes in self.model_bytes.items():
             finer = num_bytes > self.model_bytes[now.payload]
             if num_bytes <= (1 - DEAD_BAND if finer else 1) * budget:
-                return Pick(payload, self.num_cells)
-        num_cells = int(budget / num_bytes * self.num_cells)
-        return Pick(payload, min(self.num_cells, max(1, num_cells)))
+                return Pick(payload, self.num_chunks)
+        num_chunks = int(budget / num_bytes * self.num_chunks)
+        return Pick(payload, min(self.num_chunks, max(1, num_chunks)))
 
 
-def agree(reports: Sequence[Report], now: Pick, caution: float, menu: Menu) -> tuple[Pick, float]:
+def agree(
+    measurements: Sequence[Measurement], now: Pick, caution: float, options: Options
+) -> tuple[Pick, float]:
     """What fits, from what all workers have measured, and how careful to be from now on.
 
     The slowest worker sets the pace: the others wait for it whatever is sent, and it waits for nobody but
     the wire. So what it has waited is what the wire could not carry.
     """
-    pacemaker = max(reports, key=lambda report: report.compute_s)
-    seconds_per_byte = max(pacemaker.whole_s, *(report.spread_s for report in reports))
+    pacemaker = max(measurements, key=lambda measurement: measurement.compute_s)
+    seconds_per_byte = max(pacemaker.whole_s, *(measurement.spread_s for measurement in measurements))
     if seconds_per_byte <= 0 or pacemaker.compute_s <= 0:
         return now, caution
     # Rounds that were too large, because less was known of the wire when they were picked, say nothing of it.
     fitted = pacemaker.num_bytes * seconds_per_byte <= FILL * pacemaker.compute_s
     stalled = fitted and pacemaker.waited_s > STALLED * pacemaker.compute_s
     caution = max(0.25, 0.85 * caution) if stalled else min(1.0, 1.05 * caution)
-    wanted = menu.best(FILL * caution * pacemaker.compute_s / seconds_per_byte, now)
-    close = abs(wanted.num_cells - now.num_cells) <= DEAD_BAND * now.num_cells
+    wanted = options.best(FILL * caution * pacemaker.compute_s / seconds_per_byte, now)
+    close = abs(wanted.num_chunks - now.num_chunks) <= DEAD_BAND * now.num_chunks
     if wanted.payload == now.payload and close and not stalled:
         return now, caution
     return wanted, caution
 
 
 @dataclass(slots=True)
-class Meetings:
+class Agreement:
     """One worker's part in the agreement."""
 
-    menu: Menu
-    lane: Wire
+    options: Options
     gathering: Work | None = None
     _everyone: Tensor | None = field(default=None, repr=False)
 
-    def gather(self, report: Report) -> None:
+    def gather(self, measurement: Measurement, wire: Wire) -> None:
         """Start telling everyone."""
-        from thinwire.compress.payload import plain
+        mine = plain(measurement.numbers())
+        self._everyone = mine.new_empty(wire.world_size * len(mine))
+        self.gathering = wire.all_gather(mine, self._everyone)
 
-        mine = plain(report.numbers())
-        self._everyone = mine.new_empty(self.lane.world_size * len(mine))
-        self.gathering = self.lane.all_gather(mine, self._everyone)
-
-    def decide(self, now: Pick, caution: float) -> tuple[Pick, float]:
-        """What all agree on, once `gathering` is over; what is used now, if nobody was asked yet."""
+    def decide(self, now: Pick, caution: float, wire: Wire) -> tuple[Pick, float]:
+        """Gives what all agree on, once `gathering` is over; the present pick, if nobody was asked yet."""
         if self._everyone is None:
             return now, caution
-        reports = [Report(*row) for row in self._everyone.view(self.lane.world_size, -1).tolist()]
-        pick, caution = agree(reports, now, caution, self.menu)
-        if pick != now and self.lane.rank == 0:
-            share = pick.num_cells / self.menu.num_cells
+        measurements = [Measurement(*row) for row in self._everyone.view(wire.world_size, -1).tolist()]
+        pick, caution = agree(measurements, now, caution, self.options)
+        if pick != now and wire.rank == 0:
+            share = pick.num_chunks / self.options.num_chunks
             _log.info("GossipGraD sends %.3g of the model in each round as %s", share, pick.payload)
         return pick, caution

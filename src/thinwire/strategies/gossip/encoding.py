@@ -1,21 +1,20 @@
-"""One bucket's message: its parameters, and what the optimizer keeps of them, as bytes."""
+"""One bucket's message: its parameters, and the optimizer's averages of their gradients, as bytes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from torch import Tensor
+
+from thinwire.compress.payload import decode, empty_message, encode_
 from thinwire.compress.sizes import Payload, payload_bytes
-from thinwire.strategies.gossip.cells import Span
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from thinwire.strategies.gossip.chunks import Span
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """A span of the parameters (value 0) or of a companion (value 1, ...), and where it lies in the bytes."""
+class MessagePart:
+    """A span of the parameters (value 0) or of the optimizer's averages (value 1, ...), and its bytes."""
 
     value: int
     start: int
@@ -26,13 +25,14 @@ class Part:
 
 
 @dataclass(slots=True)
-class Memory:
-    """What int8 needs to be fine: weights that all workers once had in common, and what was not sent yet."""
+class RoundingMemory:
+    """int8 sends differences to weights that all workers once had in common, and adds rounding errors to the
+    next message; both by bucket, empty where they are not needed."""
 
     references: list[Tensor]
     errors: list[Tensor]
 
-    def of(self, bucket: int, part: Part) -> tuple[Tensor | None, Tensor | None]:
+    def of(self, bucket: int, part: MessagePart) -> tuple[Tensor | None, Tensor | None]:
         """Reference and error of a part; none for payloads that need none."""
         if part.payload != "int8":
             return None, None
@@ -40,24 +40,24 @@ class Memory:
         return self.references[bucket][span], self.errors[bucket][span] if self.errors else None
 
 
-class Layout:
-    """How a bucket's message looks; the same at both ends."""
+class Encoding:
+    """The layout of a bucket's message; the same at both ends."""
 
     def __init__(self, spans: Sequence[Span], itemsize: int, payload: Payload, momenta: int) -> None:
-        self.parts: list[Part] = []
+        self.parts: list[MessagePart] = []
         end = 0
         for value in range(1 + momenta):
             # Adam's second moment may not become negative, which rounding to a step of int8 could make it
             own: Payload = "bf16" if payload == "int8" and value > 0 else payload
             for start, stop in spans:
                 begin, end = end, end + payload_bytes(own, stop - start, itemsize)
-                self.parts.append(Part(value, start, stop, own, begin, end))
+                self.parts.append(MessagePart(value, start, stop, own, begin, end))
         self.num_bytes = end
 
-    def write(self, bucket: int, values: Sequence[Tensor], memory: Memory) -> tuple[Tensor, list[Tensor]]:
-        """The message, and its parts as the other end will see them."""
-        from thinwire.compress.payload import empty_message, encode_
-
+    def write(
+        self, bucket: int, values: Sequence[Tensor], memory: RoundingMemory
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Gives the message, and its parts as the other end will see them."""
         message, sent = empty_message(self.num_bytes, values[0]), []
         for part in self.parts:
             data, bytes_ = values[part.value][part.start : part.stop], message[part.begin : part.end]
@@ -65,10 +65,10 @@ class Layout:
             sent.append(encode_(bytes_, data, part.payload, reference=reference, error=error))
         return message, sent
 
-    def read(self, bucket: int, message: Tensor, likes: Sequence[Tensor], memory: Memory) -> list[Tensor]:
-        """The parts of a message; `likes` are tensors of the parts' sizes and dtype."""
-        from thinwire.compress.payload import decode
-
+    def read(
+        self, bucket: int, message: Tensor, likes: Sequence[Tensor], memory: RoundingMemory
+    ) -> list[Tensor]:
+        """Gives the parts of a message; `likes` are tensors of the parts' sizes and dtype."""
         return [
             decode(message[part.begin : part.end], part.payload, like, reference=memory.of(bucket, part)[0])
             for part, like in zip(self.parts, likes, strict=True)

@@ -36,20 +36,20 @@ class _Override:
         self.owner.__dict__.pop(self.name, None)
 
 
-class Readers:
-    """Calls `settle` before model or optimizer are saved, loaded or copied; `drop`, if any, at zero_grad."""
+class StateAccessHooks:
+    """Calls `finish` before model or optimizer are saved, loaded or copied; `drop`, if any, at zero_grad."""
 
     def __init__(
         self,
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        settle: Callable[[], None],
+        finish: Callable[[], None],
         drop: Callable[[], None] | None = None,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
-        self._settle = settle
+        self._finish = finish
         self._drop = drop
         self._handles: list[RemovableHandle] = []
         self._overrides: list[_Override] = []
@@ -59,8 +59,8 @@ class Readers:
         """`others`: hooks besides these that a copy of the model must not have."""
         owners: list[nn.Module | Optimizer] = [*self._model.modules(), self._optimizer]
         for owner in owners:
-            self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._settle()))
-            self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._settle()))
+            self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._finish()))
+            self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._finish()))
             self._overrides.append(_Override(owner, _GETSTATE, partial(self._copied, owner)))
         if (drop := self._drop) is not None:
             for owner in (self._model, self._optimizer):
@@ -79,7 +79,7 @@ class Readers:
 
     def _copied(self, owner: nn.Module | Optimizer) -> Any:
         """What pickle and deepcopy take: the finished state, without anything of ours."""
-        self._settle()
+        self._finish()
         state = type(owner).__getstate__(owner)  # type: ignore[arg-type]  # each its own
         if not isinstance(state, dict):
             return state

@@ -1,4 +1,4 @@
-"""Does it pay? How long selecting and sending takes, and how long sending everything would; no torch."""
+"""Measures whether sparse sending pays: its time, against the time an all-reduce of everything would take."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass, field
 _log = logging.getLogger("thinwire")
 
 PROBES = range(3, 6)
-"""Steps after the warm-up in which the largest bucket goes dense, to learn what that takes on this wire."""
+"""Steps after the warm-up in which the largest bucket goes dense, to measure what that costs on this wire."""
 JUDGED = 12
 """Steps after the warm-up at which the two are compared."""
 
 
 @dataclass(slots=True)
-class Gauge:
-    """Of one worker.
+class CostProbe:
+    """One worker's measurements.
 
-    Sending everything is taken to last as long per byte as an all-reduce of the largest bucket did, the
+    Sending everything is assumed to take as long per byte as an all-reduce of the largest bucket did, the
     shortest of a few. Against it stand the seconds of a step in which at least one bucket was being selected,
     sent or merged, again the shortest: so a peer that was late once does not count.
     """
 
     dense_bytes: int
-    """Of all buckets."""
+    """The size of all buckets."""
     sparse_s: float = 0.0
-    """Selecting and sending, in one step; 0: not known yet."""
+    """Seconds of selecting and sending in one step; 0: not known yet."""
     dense_s: float = 0.0
-    """What an all-reduce of everything would take; 0: not known yet."""
+    """Seconds an all-reduce of everything would take; 0: not known yet."""
     _under_way: int = 0
     _since_s: float = 0.0
     _busy_s: float = 0.0
@@ -35,19 +35,19 @@ class Gauge:
     _probes_s: list[float] = field(default_factory=list)
 
     def begin(self, now_s: float) -> None:
-        """A bucket is taken up."""
+        """A bucket is started."""
         if self._under_way == 0:
             self._since_s = now_s
         self._under_way += 1
 
     def end(self, now_s: float) -> None:
-        """A bucket is done with."""
+        """A bucket is finished."""
         self._under_way -= 1
         if self._under_way == 0:
             self._busy_s += now_s - self._since_s
 
     def probed(self, num_bytes: int, seconds: float) -> None:
-        """So many bytes went dense."""
+        """A bucket of this size went dense."""
         self._probes_s.append(seconds * self.dense_bytes / num_bytes)
 
     def next_step(self, step: int, name: str, *, tell: bool) -> None:

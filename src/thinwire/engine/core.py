@@ -1,0 +1,307 @@
+"""What a worker does, written once: reducing, mixing, serving, pausing, clipping, saving.
+
+Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait for
+it:
+`Link` in the training thread of a process, `VirtualWorker` on a virtual clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thinwire.engine import leaves, state
+from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
+from thinwire.engine.buffers import BufferPolicy, Buffers
+from thinwire.engine.driver import Driver, Task
+from thinwire.engine.endpoint import Endpoint, Make
+from thinwire.engine.forward_reducer import ForwardReducer
+from thinwire.engine.mixer import Mixer
+from thinwire.engine.reducer import BackwardReducer
+from thinwire.engine.stats import Stats
+from thinwire.errors import DataError
+from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
+from thinwire.wire.base import Lane
+from thinwire.wire.ranges import range_of
+from thinwire.wire.wire import Meter
+from thinwire.wire.work import Work
+
+Order = list[tuple[int, int]]
+
+
+class Shell(Protocol):
+    """How a worker waits."""
+
+    def wait_for(self, works: Iterable[Work]) -> None:
+        """Wait for works, one after another: the next may depend on the one before."""
+        ...
+
+    def background(self, call: Callable[[], None]) -> None:
+        """Make a call beside training."""
+        ...
+
+    def agree(self, order: Order) -> Order:
+        """Rank 0's order, on every worker."""
+        ...
+
+
+@dataclass(slots=True)
+class ReplicaGroup:
+    """Workers that hold the same parameters, these parameters, and the strategy's state for them."""
+
+    endpoint: Endpoint
+    ranks: tuple[int, ...] | None
+    """None: all workers."""
+    buckets: Sequence[ParameterBucket]
+    state: Any = None
+    serving: Task | None = None
+
+
+class Core:
+    """One worker: a strategy joined to a model and an optimizer."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        lane: Lane,
+        shell: Shell,
+        driver: Driver,
+        *,
+        buffers: BufferPolicy,
+        context: TrainingContext,
+    ) -> None:
+        self.model, self.optimizer, self.strategy = model, optimizer, strategy
+        self.lane = lane
+        self.exposed_s = 0.0
+        self.meter, self.engine_meter = Meter(), Meter()
+        """The strategy's traffic, and the engine's own."""
+        self.engine = Endpoint(lane.lane("engine"), self.engine_meter)
+        # Where replicas differ so may their buffers, and Silent must stay silent.
+        policy = buffers if strategy.replicas_agree else "local"
+        self.buffers = Buffers(model, policy, self.engine.lane)
+        self.groups: list[ReplicaGroup] = []
+        self.context, self._shell, self._driver = context, shell, driver
+        self._endpoints: dict[tuple[int, ...] | None, Endpoint] = {}
+        self._mixes, self._reduces = overrides(strategy, "mix"), overrides(strategy, "reduce")
+
+    def assemble(
+        self,
+        buckets: Sequence[ParameterBucket],
+        ranks: Sequence[tuple[int, ...] | None],
+        piece_bytes: int,
+    ) -> None:
+        """Take these buckets, each with the ranks of its replicas (None: all workers); start anew with
+        them."""
+        self.buckets = buckets
+        self.groups = []
+        self._group_of: dict[int, ReplicaGroup] = {}
+        for key in dict.fromkeys(ranks):
+            mine = [bucket for bucket, each in zip(buckets, ranks, strict=True) if each == key]
+            for index, bucket in enumerate(mine):
+                bucket.index = index
+            group = ReplicaGroup(self.endpoint(key), key, mine)
+            self.groups.append(group)
+            self._group_of |= {bucket.place: group for bucket in mine}
+        for group in self.groups:
+            group.state = self.strategy.init(group.buckets, group.endpoint.wire())
+        self.reducer: BackwardReducer | ForwardReducer = (
+            ForwardReducer(self.model, self.optimizer, buckets, piece_bytes, self, clock=self.lane.now)
+            if self.strategy.overlap == "forward"
+            else BackwardReducer(buckets, self.strategy.overlap, self)
+        )
+        self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
+
+    def endpoint(self, ranks: tuple[int, ...] | None) -> Endpoint:
+        """Where the replicas of some parameters meet; None: all workers."""
+        if ranks not in self._endpoints:
+            lane = self.lane if ranks is None else self.lane.lane("replicas", ranks)
+            self._endpoints[ranks] = Endpoint(lane, self.meter)
+        return self._endpoints[ranks]
+
+    # -- time and numbers ---------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self.context.step - 1
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self.context.step = steps + 1
+
+    @property
+    def stats(self) -> Stats:
+        return Stats(
+            steps=self.steps,
+            rounds=self.meter.rounds + self.engine_meter.rounds,
+            traffic=self.meter.traffic + self.engine_meter.traffic,
+            exposed_s=self.exposed_s,
+            instruments=self.strategy.instruments(self.groups[0].state),
+        )
+
+    # -- gradients (the reducers' launcher) ---------------------------------------------------------
+
+    def reduce(self, bucket: Gradients, place: int) -> Task:
+        group = self._group_of[place]
+        with range_of("reduce"):
+            return group.endpoint.start(
+                self._driver,
+                "reduce",
+                lambda wire: self.strategy.reduce(bucket, group.state, wire),  # type: ignore[arg-type]
+                f"reduce {place}",
+            )
+
+    def send_buffers(self) -> None:
+        self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
+
+    def receiving_buffers(self) -> Iterator[Work]:
+        return self.buffers.receiving()
+
+    def wait_for(self, works: Iterable[Work]) -> None:
+        self._shell.wait_for(works)
+
+    def background(self, call: Callable[[], None]) -> None:
+        self._shell.background(call)
+
+    def agree(self, order: Order) -> Order:
+        return self._shell.agree(order)
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
+        with self.reducer.gradients():
+            limit = norm_to_clip(self.strategy, max_norm, self.lane.world_size)
+            return nn.utils.clip_grad_norm_(self.model.parameters(), limit, norm_type)
+
+    # -- parameters -----------------------------------------------------------------------------------
+
+    def averageable(self) -> list[tuple[ReplicaGroup, list[Tensor]]]:
+        """Floating-point tensors by group; buffers and frozen parameters belong to all workers."""
+        some = {id(p): group for group in self.groups for bucket in group.buckets for p in bucket.parameters}
+        everyone = next((g for g in self.groups if g.ranks is None), ReplicaGroup(self.engine, None, ()))
+        found: dict[int, tuple[ReplicaGroup, list[Tensor]]] = {}
+        for tensor in (*self.model.parameters(), *self.model.buffers()):
+            group = some.get(id(tensor), everyone)
+            if tensor.is_floating_point():
+                found.setdefault(id(group), (group, []))[1].append(local(tensor))
+        return list(found.values())
+
+    def before_step(self) -> Iterator[Work]:
+        """Bring back what is due before an optimizer step."""
+        self.serve()
+        with range_of("land"):
+            yield from self.mixer.landing(self.steps)
+
+    def after_step(self) -> Iterator[Work]:
+        """Count an optimizer step, and start mixing."""
+        self.reducer.record_step()
+        if self._mixes:
+            with range_of("mix"):
+                yield from self.mixer.launching(self.context.step)
+        self.context.step += 1
+
+    def _mix(self, bucket: ParameterBucket) -> Task:
+        group = self._group_of[bucket.place]
+        return group.endpoint.start(
+            self._driver,
+            "mix",
+            lambda wire: self.strategy.mix(bucket, group.state, wire),
+            f"mix {bucket.place}",
+            in_training=True,
+        )
+
+    # -- serving and pausing --------------------------------------------------------------------------
+
+    def serve(self) -> None:
+        """Answer others, from the first step on and again after every pause; raise what went wrong there."""
+        if not overrides(self.strategy, "serve"):
+            return
+        for group in self.groups:
+            if group.serving is None:
+                group.endpoint.messenger.paused = False
+                serve = self._serve_of(group)
+                group.serving = group.endpoint.start(self._driver, "serve", serve)
+            if group.serving.error is not None:
+                raise group.serving.error
+
+    def _serve_of(self, group: ReplicaGroup) -> Make:
+        return lambda wire: self.strategy.serve(group.state, wire)
+
+    def synchronizing(self) -> Iterator[Work]:
+        """Finish everything under way, together with all workers: steps, mixing, messages."""
+        yield from self.reducer.stepping()
+        yield from self.mixer.landing_all()
+        for group in self.groups:
+            if group.serving is not None:
+                quiesce = group.endpoint.messenger.quiesce
+                yield group.endpoint.start(self._driver, "settle", quiesce, in_training=True)
+                yield group.serving
+                group.serving = None
+            if overrides(self.strategy, "settle"):
+                settle = self._settle_of(group)
+                task = group.endpoint.start(self._driver, "mix", settle, "settle", in_training=True)
+                yield from self.mixer.completing(task)
+
+    def _settle_of(self, group: ReplicaGroup) -> Make:
+        return lambda wire: self.strategy.settle(group.buckets, group.state, wire)
+
+    def leaving(self) -> Iterator[Work]:
+        """End what is open for good, after `synchronizing`."""
+        self.reducer.give_back()
+        if overrides(self.strategy, "serve"):
+            for group in self.groups:
+                goodbye = group.endpoint.messenger.say_goodbye
+                yield group.endpoint.start(self._driver, "settle", goodbye, in_training=True)
+
+    def abandon(self) -> None:
+        """Close coroutines that will not be stepped any more."""
+        self.mixer.abandon()
+        for group in self.groups:
+            if group.serving is not None:
+                group.serving.coroutine.close()
+
+    # -- state ----------------------------------------------------------------------------------------
+
+    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
+        return leaves.collect([bucket.leaves for bucket in self.buckets])
+
+    def state_dict(self) -> dict[str, Any]:
+        """The strategy's state: leaves by parameter, and the rest by group."""
+        found = self._leaves()
+        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        return {
+            "strategy": repr(self.strategy),
+            "steps": self.steps,
+            "layout": [bucket.names for bucket in self.buckets],
+            "leaves": leaves.dump(found),
+            "plain": [state.dump(group.state, skip) for group in self.groups],
+        }
+
+    def load(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Go on with this worker's share of the states that all workers saved, in order of rank."""
+        rank, world_size = self.lane.rank, self.lane.world_size
+        furthest = max(saved, key=lambda each: int(each["steps"]))
+        if furthest["strategy"] != repr(self.strategy):
+            raise DataError(
+                f"the saved state is of {furthest['strategy']}, this link has {self.strategy!r}",
+                hint="attach with the strategy the state was saved with",
+            )
+        if len(self.groups) > 1 and len(saved) != world_size:
+            raise DataError(
+                f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
+                hint="go on with as many workers as saved it",
+            )
+        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        self.steps = int(furthest["steps"])
+        if furthest["layout"] != [bucket.names for bucket in self.buckets]:
+            return  # of other buckets: what is not kept by parameter begins anew
+        for number, group in enumerate(self.groups):
+            if len(saved) == world_size:
+                group.state = state.load(group.state, saved[rank]["plain"][number])
+            else:
+                state.load_same(group.state, furthest["plain"][number])

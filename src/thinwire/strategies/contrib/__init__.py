@@ -1,0 +1,2 @@
+"""Strategies by contributors: one file each, under the same contract tests; see the README beside this
+file."""

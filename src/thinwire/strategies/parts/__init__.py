@@ -1,0 +1,1 @@
+"""Parts that strategies are composed of: clipping, momentum correction, density warm-up."""

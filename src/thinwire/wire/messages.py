@@ -1,0 +1,242 @@
+"""Messages to whoever listens: a header that says who sends how much, then the data.
+
+A listener has one receive open for headers from anybody. It stays open while training pauses; at detach a
+neighbour's goodbye ends it, since a backend's receive cannot be taken back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple, Self
+
+import torch
+
+from thinwire.traffic import Traffic
+from thinwire.wire.work import Work, all_of, finished
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from thinwire.wire.base import Lane
+    from thinwire.wire.wire import Meter, Wire
+
+HEADERS, PAYLOADS, ANSWERS = 1 << 24, 2 << 24, 3 << 24
+"""Tags of messages begin here, out of the way of exchanges."""
+_GOODBYE = -1
+_HEADER = 3
+"""Numbers in a header: sender (or goodbye), tag and bytes."""
+
+
+class Message(NamedTuple):
+    """A message that somebody sent here."""
+
+    source: int
+    tag: int
+    data: Tensor
+
+
+@dataclass(slots=True)
+class Answer:
+    """An answer to come."""
+
+    data: Tensor
+    work: Work
+
+
+@dataclass(slots=True)
+class _Mailbox:
+    """What has come for this worker, and the open receive."""
+
+    like: Tensor | None = None
+    ready: deque[Message] = field(default_factory=deque)
+    news: Work = field(default_factory=Work)
+    """Ends when something is ready, or the listener is to end."""
+    open: Work | None = None
+    """Ends when no receive is open any more."""
+    error: BaseException | None = None
+
+
+class Messenger:
+    """Sends messages of one worker, and receives those of others."""
+
+    def __init__(self, lane: Lane, meter: Meter) -> None:
+        self._lane = lane
+        self._meter = meter
+        self._lock = threading.Lock()
+        """For what is counted and kept here; never held while something is sent, which may run callbacks."""
+        self._sending = threading.Lock()
+        """Keeps headers and payloads in one order; nobody who is called back takes it."""
+        self._box = _Mailbox()
+        self._outgoing: list[Work] = []
+        self._sent = [0] * lane.world_size
+        self._handled = [0] * lane.world_size
+        """Messages to and from each worker: those it has dealt with, so that it listens again."""
+        self._progress = Work()
+        """Ends when one more was handled."""
+        self._own_answers: dict[int, deque[Answer]] = {}
+        self.paused = False
+        """Whether listeners end as soon as nothing is left to hand out."""
+
+    @staticmethod
+    def num_bytes(data: Tensor) -> int:
+        return data.nbytes + 8 * _HEADER
+
+    # -- sending ----------------------------------------------------------------------------------
+
+    def send(self, data: Tensor, to: int, tag: int) -> Work:
+        with self._lock:
+            self._sent[to] += 1
+        if to == self._lane.rank:
+            self._deliver(Message(to, tag, data.clone()))
+            return finished()
+        header = torch.tensor([self._lane.rank, tag, data.nbytes])
+        with self._sending:
+            works = [
+                self._lane.exchange(send=header, to=to, tag=HEADERS),
+                self._lane.exchange(send=_on_host(data), to=to, tag=PAYLOADS),
+            ]
+        with self._lock:
+            self._outgoing = [work for work in self._outgoing if not work.done() or work.error] + works
+        return all_of(works)
+
+    def expect_answer(self, like: Tensor, to: int, tag: int) -> Answer:
+        if to == self._lane.rank:
+            answer = Answer(like, Work())
+            self._own_answers.setdefault(tag, deque()).append(answer)
+            return answer
+        data = torch.empty_like(like)
+        return Answer(data, self._lane.exchange(recv=data, source=to, tag=ANSWERS + tag))
+
+    def answer(self, data: Tensor, to: int, tag: int) -> Work:
+        if to == self._lane.rank:
+            answer = self._own_answers[tag].popleft()
+            answer.data = data.clone()
+            answer.work.finish()
+            return finished()
+        return self._lane.exchange(send=data, to=to, tag=ANSWERS + tag)
+
+    # -- listening --------------------------------------------------------------------------------
+
+    def listen(self, like: Tensor) -> Listener:
+        box = self._box
+        box.like = like
+        if box.open is None and self._lane.world_size > 1:
+            box.open = Work()
+            self._receive_header()
+        return Listener(self, box)
+
+    def _receive_header(self) -> None:
+        header = torch.empty(_HEADER, dtype=torch.int64)
+        work = self._lane.exchange(recv=header, tag=HEADERS)
+        work.when_done(lambda: self._header_came(header, work))
+
+    def _header_came(self, header: Tensor, work: Work) -> None:
+        if self._failed(work):
+            return
+        source, tag, num_bytes = header.tolist()
+        if source == _GOODBYE:
+            assert self._box.open is not None
+            self._box.open.finish()
+            return
+        like = self._box.like
+        assert like is not None, "whoever receives has said what"
+        device = "meta" if like.is_meta else "cpu"
+        data = torch.empty(num_bytes // like.element_size(), dtype=like.dtype, device=device)
+        came = self._lane.exchange(recv=data, source=source, tag=PAYLOADS)
+        came.when_done(lambda: None if self._failed(came) else self._payload_came(Message(source, tag, data)))
+        self._receive_header()
+
+    def _payload_came(self, message: Message) -> None:
+        self._meter.count(Traffic(received_bytes=self.num_bytes(message.data)))
+        self._deliver(message)
+
+    def _deliver(self, message: Message) -> None:
+        with self._lock:
+            self._box.ready.append(message)
+        self._wake()
+
+    def _failed(self, work: Work) -> bool:
+        if work.error is None:
+            return False
+        self._box.error = work.error
+        self._wake()
+        return True
+
+    def _wake(self) -> None:
+        with self._lock:
+            news, self._box.news = self._box.news, Work()
+        news.finish()
+
+    def handled(self, source: int) -> None:
+        with self._lock:
+            self._handled[source] += 1
+            progress, self._progress = self._progress, Work()
+        progress.finish()
+
+    # -- pausing and leaving ----------------------------------------------------------------------
+
+    async def quiesce(self, wire: Wire) -> None:
+        """Return when every message of every worker was handled; then the listeners end. Called by all."""
+        while True:
+            await all_of(self._outgoing)
+            counted = torch.tensor(self._sent)
+            expected = torch.empty_like(counted)
+            await wire.all_to_all(counted, expected)
+            while True:
+                progress = self._progress  # before looking, so that nothing slips in between
+                if all(done >= sent for done, sent in zip(self._handled, expected.tolist(), strict=True)):
+                    break
+                await progress
+            more = torch.tensor([int(counted.tolist() != self._sent)])  # a handler may have sent on
+            await wire.all_reduce_(more)
+            if not int(more):
+                break
+        self.paused = True
+        self._wake()
+
+    async def say_goodbye(self, wire: Wire) -> None:
+        """End the open receives of all workers, each by its neighbour. Called by all, after `quiesce`."""
+        listens = torch.empty(wire.world_size, dtype=torch.int64)
+        await wire.all_gather(torch.tensor([int(self._box.open is not None)]), listens)
+        neighbour = (wire.rank + 1) % wire.world_size
+        if listens[neighbour] and neighbour != wire.rank:
+            header = torch.tensor([_GOODBYE, 0, 0])
+            await self._lane.exchange(send=header, to=neighbour, tag=HEADERS)
+        if self._box.open is not None:
+            await self._box.open
+
+
+class Listener:
+    """An asynchronous iterator over messages."""
+
+    def __init__(self, messenger: Messenger, box: _Mailbox) -> None:
+        self._messenger = messenger
+        self._box = box
+        self._handling: int | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Message:
+        if self._handling is not None:
+            self._messenger.handled(self._handling)
+            self._handling = None
+        box = self._box
+        while True:
+            news = box.news  # before looking, so that nothing slips in between
+            if box.error is not None:
+                raise box.error
+            if box.ready:
+                source, tag, data = box.ready.popleft()
+                self._handling = source
+                assert box.like is not None
+                return Message(source, tag, data.to(box.like.device))
+            if self._messenger.paused:
+                raise StopAsyncIteration
+            await news
+
+
+def _on_host(data: Tensor) -> Tensor:
+    return data.cpu() if data.is_cuda else data

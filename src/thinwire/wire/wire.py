@@ -1,0 +1,193 @@
+"""The wire: what a strategy's coroutine sends and receives through. All traffic passes through it and is
+counted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from thinwire.errors import UsageError
+from thinwire.traffic import Op, Round, Traffic
+from thinwire.wire.base import Lane
+from thinwire.wire.messages import Listener, Messenger
+from thinwire.wire.sequencer import Ranks, Sequencer, Start, Ticket, group_of
+from thinwire.wire.work import Work
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Meter:
+    """A running total of what one worker sends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was counted."""
+        self.traffic = Traffic()
+        self.rounds = 0
+
+    def count(self, traffic: Traffic) -> None:
+        with self._lock:
+            self.traffic += traffic
+            self.rounds += 1
+
+
+class Wire:
+    """One coroutine's access to the other workers, or to a group of them.
+
+    Collectives may be issued at any time and in any number of phases: all workers see them in one order. A
+    buffer belongs to the operation until its work is done. A world of one runs the same code and sends
+    nothing.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        sequencer: Sequencer,
+        ticket: Ticket,
+        meter: Meter,
+        messenger: Messenger,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self._lane = lane
+        self._sequencer = sequencer
+        self._ticket = ticket
+        self._meter = meter
+        self._messenger = messenger
+        self._ranks = ranks
+        self.rank: int = lane.rank if ranks is None else ranks.index(lane.rank)
+        """This worker's number, from 0, in the group."""
+        self.world_size: int = lane.world_size if ranks is None else len(ranks)
+        """How many workers the group has."""
+
+    # -- collectives ------------------------------------------------------------------------------
+
+    def all_reduce_(self, data: Tensor) -> Work:
+        """Sum `data` over all workers, in place."""
+        return self._collective("all_reduce", lambda lane: lane.all_reduce_(data), data)
+
+    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
+        """Sum `data` over all workers; this worker's part of the sum ends in `out`."""
+        return self._collective("reduce_scatter", lambda lane: lane.reduce_scatter(data, out), data)
+
+    def all_gather(self, data: Tensor, out: Tensor) -> Work:
+        """Put every worker's `data` (of equal size) into `out`, in order of rank."""
+        return self._collective("all_gather", lambda lane: lane.all_gather(data, out), data)
+
+    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
+        """Send the i-th part of `data` to worker i; the part from worker i ends in part i of `out`."""
+        return self._collective("all_to_all", lambda lane: lane.all_to_all(data, out), data)
+
+    def broadcast_(self, data: Tensor, *, source: int) -> Work:
+        """Overwrite `data` with that of worker `source`."""
+        return self._collective("broadcast", lambda lane: lane.broadcast_(data, source=source), data, source)
+
+    def _collective(self, op: Op, start: Start, data: Tensor, source: int = 0) -> Work:
+        self._count(Round(op=op, send_bytes=data.nbytes, source=source))
+        return self._sequencer.issue(self._ticket, self._ranks, start, data)
+
+    # -- two workers ------------------------------------------------------------------------------
+
+    def exchange(
+        self,
+        *,
+        send: Tensor | None = None,
+        to: int | None = None,
+        recv: Tensor | None = None,
+        source: int | None = None,
+        tag: int = 0,
+    ) -> Work:
+        """Send to one peer and receive from one, at the same time; either half may be absent.
+
+        Matched by peers and tag, in any order with other operations.
+        """
+        sizes = [0 if data is None else data.nbytes for data in (send, recv)]
+        self._count(Round(op="exchange", send_bytes=sizes[0], recv_bytes=sizes[1]))
+        to, source = self._base_rank(to), self._base_rank(source)
+        return self._lane.exchange(send=send, to=to, recv=recv, source=source, tag=tag)
+
+    def listen(self, like: Tensor) -> Listener:
+        """Receive what others `send` or `ask` here: `async for source, tag, data in wire.listen(like)`.
+
+        Messages have the dtype and device of `like`, and any length. The loop ends when training pauses or
+        detaches, after every message sent to it was handled; `serve` is started again when training goes on.
+        """
+        self._check_whole("listen")
+        return self._messenger.listen(like)
+
+    def send(self, data: Tensor, *, to: int, tag: int = 0) -> Work:
+        """Send a message to a worker that listens; it never waits for an answer."""
+        self._check_whole("send")
+        if to != self.rank:
+            self._count(Round(op="exchange", send_bytes=self._messenger.num_bytes(data)))
+        return self._messenger.send(data, to, tag)
+
+    async def ask(self, data: Tensor, *, to: int, tag: int = 0) -> Tensor:
+        """Send a message to a worker that listens, and return its answer, of the same size."""
+        answer = self._messenger.expect_answer(data, to, tag)
+        await self.send(data, to=to, tag=tag)
+        await answer.work
+        if to != self.rank:
+            self._count(Round(op="exchange", recv_bytes=answer.data.nbytes))
+        return answer.data
+
+    def answer(self, data: Tensor, *, to: int, tag: int = 0) -> Work:
+        """Answer the message of a worker that asked; called once for each, in the order they came."""
+        if to != self.rank:
+            self._count(Round(op="exchange", send_bytes=data.nbytes))
+        return self._messenger.answer(data, to, tag)
+
+    # -- who is where -----------------------------------------------------------------------------
+
+    def group(self, ranks: Sequence[int]) -> Wire:
+        """The wire among some workers, this one included; ranks there count from 0 in this order."""
+        base = tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
+        group = group_of(base, self._lane)
+        return Wire(self._lane, self._sequencer, self._ticket, self._meter, self._messenger, group)
+
+    def host_of(self, rank: int) -> str:
+        """The name of a worker's host."""
+        return self._places[rank][0]
+
+    def hosts(self) -> list[list[int]]:
+        """The workers of each host, in order of their first rank."""
+        return _partition([host for host, _ in self._places])
+
+    def sites(self) -> list[list[int]]:
+        """The workers of each site: hosts joined by fast paths. One site unless `THINWIRE_SITE` says
+        otherwise."""
+        return _partition([site for _, site in self._places])
+
+    @property
+    def _places(self) -> list[tuple[str, str]]:
+        places = self._lane.places
+        return [places[rank] for rank in (range(len(places)) if self._ranks is None else self._ranks)]
+
+    def now(self) -> float:
+        """Seconds on the clock that this wire's works end by; only differences mean something."""
+        return self._lane.now()
+
+    def _check_whole(self, what: str) -> None:
+        if self._ranks is not None:
+            raise UsageError(
+                f"{what} is for the wire of all workers, not for one of a group",
+                hint="use the wire that the strategy was given, and ranks among all workers",
+            )
+
+    def _base_rank(self, rank: int | None) -> int | None:
+        return rank if rank is None or self._ranks is None else self._ranks[rank]
+
+    def _count(self, round_: Round) -> None:
+        if self.world_size > 1:
+            self._meter.count(round_.traffic(self.rank, self.world_size))
+
+
+def _partition(names: Sequence[str]) -> list[list[int]]:
+    found: dict[str, list[int]] = {}
+    for rank, name in enumerate(names):
+        found.setdefault(name, []).append(rank)
+    return list(found.values())
