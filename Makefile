@@ -13,7 +13,7 @@ demo: $(READY)  ## train with every strategy on 4 emulated hosts at 100 Mbit/s, 
 	thinwire demo
 
 test: $(READY)  ## run the tests, but for those of the lab and a few slow ones
-	python -m pytest -m "not lab and not slow" -n 3
+	python -m pytest -m "not lab and not slow" -n 3 --dist worksteal
 
 slow: $(READY)  ## run the tests that `make test` leaves out because they take a minute each
 	python -m pytest -m slow

@@ -1,1 +1,1 @@
-"""What is measured against whom; see README.md."""
+"""Measurements of thinwire and of rivals; see README.md."""

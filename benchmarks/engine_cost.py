@@ -1,4 +1,4 @@
-"""What the engine costs the processor in a step of a ResNet-20 at batch 32, one thread.
+"""Processor time of the engine in a step of a ResNet-20 at batch 32, one thread.
 
 Three ways, because each misses something:
 
@@ -15,88 +15,47 @@ off the hooks and given a row of their own.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import itertools
 import statistics
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, pad
-from torch.optim import SGD, Optimizer
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD
 
 import thinwire as tw
-from benchmarks.provenance import run_workers
-from thinwire.engine.arrivals import Arrivals
+from benchmarks.common import note, print_head, print_row, run_workers, spread_of
+from thinwire.bench.harness import time_steps
+from thinwire.bench.plan import rotated
+from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.link import Link
+from thinwire.recipes.networks import resnet20
 
 ENTRIES = [
-    (Arrivals, "_arrived"),
-    (Arrivals, "_graph_ends"),
+    (BackwardHooks, "_arrived"),
+    (BackwardHooks, "_graph_ends"),
     (Link, "_before_step"),
     (Link, "_after_step"),
 ]
-"""Where the training thread comes into the engine during a step."""
-BACKEND = [(dist, "all_reduce"), (dist, "broadcast")]
-"""Where it goes on into the backend."""
+"""The functions in which the training thread enters the engine during a step."""
+BACKEND = [(dist.ProcessGroupGloo, "allreduce"), (dist.ProcessGroupGloo, "broadcast")]
+"""The functions in which it enters the backend."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
-    batch: int = 32
-    turns: int = 15
-    steps: int = 5
+BATCH, STEPS, WARM_UP_STEPS = 32, 5, 2
+
+Cost = dict[str, float]
+"""Seconds per step in one turn on one worker: step, processor, hooks, backend, threads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """Per step, in one turn, on one worker."""
-
-    step_s: float
-    """By the clock."""
-    processor_s: float
-    """All threads of the process."""
-    hooks_s: float
-    backend_s: float
-    threads_s: float
-
-
-class _Block(nn.Module):
-    def __init__(self, width_in: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.stride, self.widening = stride, width - width_in
-        self.conv1 = nn.Conv2d(width_in, width, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = nn.BatchNorm2d(width)
-        self.conv2 = nn.Conv2d(width, width, 3, padding=1, bias=False)
-        self.norm2 = nn.BatchNorm2d(width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.norm2(self.conv2(torch.relu(self.norm1(self.conv1(x)))))
-        short = pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, 0, self.widening))
-        return torch.relu(h + short)
-
-
-def resnet20() -> nn.Module:
-    """He et al., 2015, for 32 x 32 images: 0.27 M parameters, 65 tensors."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    width_in = 16
-    for width, stride in ((16, 1), (32, 2), (64, 2)):
-        for block in range(3):
-            layers.append(_Block(width_in, width, stride if block == 0 else 1))
-            width_in = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
-class Timer:
+class ThreadTimer:
     """Adds up the processor seconds the training thread spends inside some functions.
 
     Reading that clock is a system call of up to some microseconds, so what a reading costs is taken off.
@@ -108,7 +67,7 @@ class Timer:
         self._inside = False
 
     def calibrate(self) -> None:
-        """What two readings of the clock right after each other are apart."""
+        """Measure how long one reading of the clock takes."""
         readings = [time.thread_time() for _ in range(1001)]
         self._reading_s = statistics.median(b - a for a, b in itertools.pairwise(readings))
 
@@ -150,87 +109,74 @@ def threads_s() -> float:
     return total_ns / 1e9
 
 
-def steps(model: nn.Module, optimizer: Optimizer, config: Config, hooks: Timer, backend: Timer) -> Cost:
-    x = torch.randn(config.batch, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    y = torch.arange(config.batch) % 10
+def cost_of(*, attach: bool) -> Cost:
+    """The cost of a few steps, with or without the engine."""
+    model = resnet20()
+    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
+    hooks, backend = ThreadTimer(), ThreadTimer()
+    x = torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    y = torch.arange(BATCH) % 10
 
-    def train(num_steps: int) -> None:
-        for _ in range(num_steps):
+    def train(steps: int) -> None:
+        for _ in range(steps):
             optimizer.zero_grad()
             cross_entropy(model(x), y).backward()
             optimizer.step()
 
-    def clocks() -> tuple[float, ...]:
+    def counters() -> Cost:
         inside_s = hooks.total_s - backend.total_s
-        return time.perf_counter(), time.process_time(), inside_s, backend.total_s, threads_s()
+        return {"hooks_s": inside_s, "backend_s": backend.total_s, "threads_s": threads_s()}
 
-    train(2)
-    hooks.calibrate()
-    backend.calibrate()
-    before = clocks()
-    train(config.steps)
-    return Cost(*((b - a) / config.steps for a, b in zip(before, clocks(), strict=True)))
-
-
-def attached(config: Config) -> Cost:
-    model = resnet20()
-    optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
-    hooks, backend = Timer(), Timer()
-    with (
-        hooks.installed(ENTRIES),
-        backend.installed(BACKEND),
-        tw.attach(model, optimizer, tw.AllReduce()),
-    ):
-        return steps(model, optimizer, config, hooks, backend)
+    with ExitStack() as stack:
+        if attach:
+            stack.enter_context(hooks.installed(ENTRIES))
+            stack.enter_context(backend.installed(BACKEND))
+            stack.enter_context(tw.attach(model, optimizer, tw.AllReduce()))
+        train(WARM_UP_STEPS)
+        hooks.calibrate()
+        backend.calibrate()
+        return time_steps(train, STEPS, counters)
 
 
-def plain(config: Config) -> Cost:
-    model = resnet20()
-    return steps(model, SGD(model.parameters(), lr=0.01, momentum=0.9), config, Timer(), Timer())
-
-
-def one_worker(config: Config) -> dict[str, list[Cost]]:
-    """Plain and attached by turns, in this process, which is in no world."""
+def one_worker(turns: int) -> dict[str, list[Cost]]:
+    """Plain and attached steps by turns, in this process, which is in no world."""
     torch.set_num_threads(1)
     costs: dict[str, list[Cost]] = {"plain": [], "attached": []}
-    for turn in range(config.turns):
-        for name in sorted(costs, reverse=turn % 2 == 1):
-            costs[name].append(plain(config) if name == "plain" else attached(config))
+    for turn in range(turns):
+        for name in rotated(list(costs), turn):
+            costs[name].append(cost_of(attach=name == "attached"))
     return costs
 
 
-def one_of_two(config: Config) -> list[Cost]:
+def one_of_two(turns: int) -> list[Cost]:
+    """Attached steps, in one of two workers."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    costs = [attached(config) for _ in range(config.turns)]
+    costs = [cost_of(attach=True) for _ in range(turns)]
     dist.destroy_process_group()
     return costs
 
 
-def row(name: str, seconds: Sequence[float], step_s: Sequence[float]) -> str:
-    share = statistics.median(a / b for a, b in zip(seconds, step_s, strict=True))
-    low, middle, high = statistics.quantiles((1e3 * s for s in seconds), n=4, method="inclusive")
-    return f"| {name} | {middle:.2f} ({low:.2f} to {high:.2f}) | {share:.2%} |"
+def measure(turns: int) -> dict[str, Any]:
+    """Print the table, and return all costs."""
+    note(f"engine cost: {turns} turns ...")
+    alone = one_worker(turns)
+    first, second = run_workers(2, one_of_two, turns)
+    ours, plain = alone["attached"], alone["plain"]
+    plain_s = [cost["processor_s"] for cost in plain]
+    print(f"\n### Processor time of the engine, ResNet-20, batch {BATCH}\n")
+    print_head("what", "ms per step", "share of a plain step's processor time")
 
+    def row(name: str, seconds: Sequence[float]) -> None:
+        share = statistics.median(a / b for a, b in zip(seconds, plain_s, strict=True))
+        print_row(name, spread_of(seconds, scale=1e3, digits=2), f"{share:.2%}")
 
-def measure(config: Config) -> dict[str, Any]:
-    print(f"engine cost: {config.turns} turns ...", file=sys.stderr, flush=True)
-    alone = one_worker(config)
-    first, second = run_workers(2, one_of_two, config)
-    ours, bare = alone["attached"], alone["plain"]
-    plain_s = [c.processor_s for c in bare]
-    print(f"\n### Processor time of the engine, ResNet-20, batch {config.batch}\n")
-    print("| what | ms per step | share of a plain step's processor time |")
-    print("| --- | --- | --- |")
-    print(row("a plain step", plain_s, plain_s))
-    print(
-        row("difference", [a.processor_s - b.processor_s for a, b in zip(ours, bare, strict=True)], plain_s)
-    )
-    print(row("hooks", [c.hooks_s for c in ours], plain_s))
-    print(row("threads", [c.threads_s for c in ours], plain_s))
-    print(row("hooks, 2 workers", [c.hooks_s for c in first], plain_s))
-    print(row("threads, 2 workers", [c.threads_s for c in first], plain_s))
-    print(row("starting operations, 2 workers", [c.backend_s for c in first], plain_s), flush=True)
-    raw = {"alone, plain": bare, "alone, attached": ours, "rank 0 of 2": first, "rank 1 of 2": second}
-    costs = {name: [dataclasses.asdict(c) for c in each] for name, each in raw.items()}
-    return {"config": dataclasses.asdict(config), "costs": costs}
+    row("a plain step", plain_s)
+    row("difference", [cost["processor_s"] - p for cost, p in zip(ours, plain_s, strict=True)])
+    row("hooks", [cost["hooks_s"] for cost in ours])
+    row("threads", [cost["threads_s"] for cost in ours])
+    row("hooks, 2 workers", [cost["hooks_s"] for cost in first])
+    row("threads, 2 workers", [cost["threads_s"] for cost in first])
+    row("starting operations, 2 workers", [cost["backend_s"] for cost in first])
+    costs = {"alone, plain": plain, "alone, attached": ours, "rank 0 of 2": first, "rank 1 of 2": second}
+    return {"config": {"batch": BATCH, "turns": turns, "steps": STEPS}, "costs": costs}

@@ -1,97 +1,70 @@
-"""Exact SGD: thinwire's AllReduce against torch's DDP, and what the engine costs the processor.
+"""Exact SGD: thinwire's AllReduce against torch's DDP, and the processor time of the engine.
 
     python -m benchmarks.exact            about 15 minutes on 2 quiet cores
     python -m benchmarks.exact --quick    about 2 minutes; shows that it works, not a result
 
-Part 1, loopback: little to hide, so what shows is the engine's own cost. Part 2, shaped paths: see
-exact_shaped.py. Part 3, the processor: see engine_cost.py. In parts 1 and 2 every worker trains the same
-emulated accelerator: layers that sleep like a GPU would, gradients that travel for real over Gloo.
+Part 1, loopback: little to hide, so the engine's own cost shows. Part 2, shaped: paths so thin that an
+all-reduce of the whole gradient takes 0.5, 1 or 2 times the compute of a step. DDP hides communication behind
+backward only, `overlap="forward"` behind all of it: with f seconds of forward, b = 2 f of backward and c of
+communication, DDP needs f + max(b, c) and "forward" max(b + f, c), which is 1.33 times less at c = b + f.
+Part 3, processor: see engine_cost.py. Parts 1 and 2 train emulated accelerators, as exact_lab.py does.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-import torch
-import torch.distributed as dist
+from benchmarks import engine_cost
+from benchmarks.common import note, parser_of, result_file
+from benchmarks.exact_lab import BACKWARD, FORWARD, LabCell, measure_cell
+from thinwire.lab.nets import parse_net
 
-import thinwire as tw
-from benchmarks import engine_cost, exact_shaped
-from benchmarks.blocks import CEILING, MIB, Block, Config, Contender, of_everyone, run_blocks, table
-from benchmarks.provenance import provenance, run_workers, save
-
-SIZE = 4 * MIB
-CONTENDERS = (
-    Contender(name="DDP", bucket_bytes=SIZE),
-    Contender(name="DDP, gradients as views", bucket_bytes=SIZE, views=True),
-    Contender(name="AllReduce forward", strategy=tw.AllReduce(overlap="forward")),
-    Contender(name="AllReduce backward", bucket_bytes=SIZE, strategy=tw.AllReduce(overlap="backward")),
-    Contender(name="AllReduce none", bucket_bytes=SIZE, strategy=tw.AllReduce(overlap="none")),
-    CEILING,
-)
-NET = "params=6e6,layers=24,forward=0.1,backward=0.2"
+RATIOS = (0.5, 1.0, 2.0)
+"""Seconds of communication over seconds of compute."""
+SHAPED_NET = "params=3e6,layers=24,forward=0.1,backward=0.2"
 
 
-def loopback_worker(config: Config) -> list[Block]:
-    """What one worker of the world does."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
-    blocks = run_blocks(CONTENDERS, config)
-    dist.destroy_process_group()
-    return blocks
-
-
-def measure_loopback(config: Config, world_sizes: Sequence[int]) -> dict[str, Any]:
-    """One table per world size, and all there is to keep."""
-    raw: dict[str, Any] = {}
-    for world_size in world_sizes:
-        print(f"loopback: {world_size} workers, {config.turns} turns ...", file=sys.stderr, flush=True)
-        blocks = of_everyone(run_workers(world_size, loopback_worker, config))
-        raw[str(world_size)] = [dataclasses.asdict(block) for block in blocks]
-        print(f"\n### Loopback, {world_size} workers\n")
-        print("\n".join(table(blocks, CONTENDERS, "DDP")), flush=True)
-    return {"config": dataclasses.asdict(config), "blocks": raw}
-
-
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.exact", description=(__doc__ or "").split("\n")[0]
+def loopback_cell(workers: int) -> LabCell:
+    """DDP and every overlap over loopback, all but "forward" with buckets of 4 MiB."""
+    return LabCell(
+        workers=workers,
+        net="params=6e6,layers=24,forward=0.1,backward=0.2",
+        systems=("ddp-4mb", "ddp-4mb-views", FORWARD, "all-reduce-backward-4mb", "all-reduce-none-4mb"),
+        loopback=True,
     )
+
+
+def shaped_cell(workers: int) -> LabCell:
+    """DDP with three bucket sizes, at the rates where a ring all-reduce takes `RATIOS` times the compute."""
+    net = parse_net(SHAPED_NET)
+    bits = 8 * 2 * (workers - 1) / workers * net.num_params * 4
+    compute_s = net.forward_s + net.backward_s
+    return LabCell(
+        workers=workers,
+        net=SHAPED_NET,
+        systems=("ddp-1mb", "ddp-4mb", "ddp-25mb", FORWARD, BACKWARD),
+        rates_bits_per_s=tuple(round(bits / (ratio * compute_s)) for ratio in RATIOS),
+        speed_goals={FORWARD: 1.0, BACKWARD: 1.0},
+    )
+
+
+def main() -> None:
+    parser = parser_of(__doc__)
     parts = ("loopback", "shaped", "processor")
     parser.add_argument("--quick", action="store_true", help="few and short blocks, to see that it works")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="which (default: all)")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4], help="world sizes (default: 2 4)")
-    parser.add_argument("--turns", type=int, default=6, help="times each contender has its turn (default: 6)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure, print, keep."""
-    arguments = parse()
-    config = Config(net=NET, turns=arguments.turns)
-    shaped_config = dataclasses.replace(exact_shaped.CONFIG, turns=arguments.turns)
-    cost_config = engine_cost.Config()
-    if arguments.quick:
-        config = dataclasses.replace(config, turns=3, steps=2)
-        shaped_config = dataclasses.replace(shaped_config, turns=2, steps=2)
-        cost_config = dataclasses.replace(cost_config, turns=3, steps=2)
-
-    result: dict[str, Any] = {"begin": provenance()}
+    parser.add_argument("--turns", type=int, default=6, help="blocks of each system (default: 6)")
+    arguments = parser.parse_args()
+    turns, block_s = (2, 0.7) if arguments.quick else (arguments.turns, 2.5)
+    file, result = result_file("exact", trial=arguments.quick), dict[str, Any]()
     print("## benchmarks/exact.py" + (" (quick: not a result)" if arguments.quick else ""))
-    print("\nMedian, with quartiles in parentheses.", flush=True)
-    if "loopback" in arguments.parts:
-        result["loopback"] = measure_loopback(config, arguments.workers)
-    if "shaped" in arguments.parts:
-        result["shaped"] = exact_shaped.measure(shaped_config, arguments.workers)
+    for part, cell_of in (("loopback", loopback_cell), ("shaped", shaped_cell)):
+        if part in arguments.parts:
+            result[part] = [measure_cell(cell_of(n), turns=turns, block_s=block_s) for n in arguments.workers]
     if "processor" in arguments.parts:
-        result["engine_cost"] = engine_cost.measure(cost_config)
-    result["end"] = provenance()
-    print(f"\nsaved {save('exact', result, trial=arguments.quick)}", file=sys.stderr)
+        result["engine_cost"] = engine_cost.measure(turns=3 if arguments.quick else 15)
+    note(f"\nsaved {file.save(result)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What does a strategy cost in accuracy? Exact SGD against every lossy strategy, on the virtual clock.
+"""The cost of a strategy in accuracy: exact SGD against every lossy strategy, on the virtual clock.
 
     python -m benchmarks.fidelity --data DIR --recipes cifar-resnet20,mnist-cnn,ptb-lstm --seeds 0,1,2
     python -m benchmarks.fidelity --data DIR --recipes ptb-lstm --seeds 2 --resume FILE
     python -m benchmarks.fidelity --data DIR --recipes benchmarks.sorted_recipes:mnist --shuffles own,ring
     python -m benchmarks.fidelity --quick      digits-cnn on a CPU, half a minute; shows that it works
 
-Every strategy gets the same recipe, epochs, batches, schedule and seeds; only what travels differs.
+Every strategy gets the same recipe, epochs, batches, schedule and seeds; only the traffic differs.
 `all-reduce` is exact SGD, `silent` is what workers reach that never talk. Runs are independent of each other,
 so several go on at once (`--jobs`), each with its replicas batched where that is faster: this keeps a GPU
 busy. A study may be cut by recipe, strategy or seed into several commands: with `--resume` a command skips
@@ -31,23 +31,24 @@ from typing import Any
 
 import torch
 
-from benchmarks.fidelity_run import Run, Task, train
+from benchmarks.common import ResultFile, note, parser_of, print_head, print_row, result_file
+from benchmarks.fidelity_run import FidelityRun, FidelityTask, train
 from benchmarks.gpu import Utilisation
-from benchmarks.provenance import provenance, save
 from benchmarks.recipes import prepared
+from thinwire.bench.config import provenance
 from thinwire.bench.systems import EXACT
 from thinwire.errors import DataError, ThinwireError
 from thinwire.events import Evaluated, EventReader, Progress
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
-from thinwire.recipes.config import Choices, resolve
-from thinwire.recipes.virtual import Cluster
+from thinwire.recipes.config import resolve
+from thinwire.recipes.virtual import VirtualCluster
 from thinwire.strategies import registry as strategies
 
 VARIANTS = (
     "gossip-grad:share=0.1",
     "gossip-grad:payload=int8",
-    "gossip-grad:asynchronous=true",
+    "stochastic-gradient-push",
     "gtopk:warmup_steps=200",
     "oktopk:warmup_steps=200",
 )
@@ -55,10 +56,12 @@ VARIANTS = (
 TELL_EVERY_S = 20.0
 
 
-def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadline_s: float) -> list[Task]:
+def tasks(
+    arguments: argparse.Namespace, data: Path | None, scratch: Path, deadline_s: float
+) -> list[FidelityTask]:
     """Exact SGD of all recipes and seeds first; recipes without data are named and left out."""
-    found: list[Task] = []
-    cluster = Cluster(
+    found: list[FidelityTask] = []
+    cluster = VirtualCluster(
         description=describe(
             hosts=arguments.workers, rate=arguments.rate, slow=[arguments.slow] if arguments.slow else []
         ),
@@ -72,7 +75,7 @@ def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadl
             if recipe.locate is not None:
                 recipe.locate(data)
         except DataError as error:
-            _note(f"left out: {name}: {error.message}")
+            note(f"left out: {name}: {error.message}")
             continue
         size = arguments.batch_size or recipe.batch_size
         ways = [
@@ -82,10 +85,9 @@ def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadl
             for shuffle in (["dealt"] if text == EXACT else arguments.shuffles.split(","))
         ]
         for (text, shuffle), seed in product(ways, map(int, arguments.seeds.split(","))):
-            strategy, settings = strategies.parse(text)
-            choices = Choices(
-                strategy=strategy,
-                settings=settings,
+            config = resolve(
+                name,
+                text,
                 workers=arguments.workers,
                 epochs=arguments.epochs,
                 batch_size=max(1, size // arguments.workers) if arguments.divide_batch else size,
@@ -94,30 +96,21 @@ def tasks(arguments: argparse.Namespace, data: Path | None, scratch: Path, deadl
                 device=arguments.device,
                 shuffle=shuffle,
             )
-            config = resolve(name, recipe, choices)
             folder = scratch / f"run-{len(found)}"
             folder.mkdir()
-            found.append(
-                Task(
-                    strategy=text,
-                    slow=arguments.slow,
-                    config=config,
-                    cluster=cluster,
-                    folder=folder,
-                    deadline_s=deadline_s,
-                )
-            )
+            given: dict[str, Any] = {"config": config, "cluster": cluster, "folder": folder}
+            found.append(FidelityTask(strategy=text, slow=arguments.slow, deadline_s=deadline_s, **given))
     return sorted(found, key=lambda task: task.strategy != EXACT)
 
 
-HEAD = (
-    "| recipe | strategy | workers | epochs | reaches (mean of seeds) | spread | against exact | virtual s "
-    "| sent MB per step and worker | apart | wall s |\n|" + " --- |" * 11
+COLUMNS = (
+    *("recipe", "strategy", "workers", "epochs", "reaches (mean of seeds)", "spread", "against exact"),
+    *("virtual s", "sent MB per step and worker", "apart", "wall s"),
 )
 
 
-def rows(runs: Sequence[Run]) -> list[str]:
-    """A line for each recipe, strategy and way to shuffle."""
+def rows(runs: Sequence[FidelityRun]) -> list[list[str]]:
+    """A row for each recipe, strategy and way to shuffle."""
     lines = []
     for kind in dict.fromkeys(run.kind for run in runs):
         recipe, strategy, shuffle, slow = kind
@@ -134,26 +127,25 @@ def rows(runs: Sequence[Run]) -> list[str]:
         cells += [f"{own[0].metric} {mean:.2f} ({len(values)})", spread, f"{against:+.2f}"]
         cells += [f"{statistics.mean(run.virtual_s for run in own):.4g}"]
         cells += [f"{own[0].sent_bytes_per_step / 1e6:.3f}", f"{own[0].distance:.2g}"]
-        cells += [f"{statistics.mean(run.wall_s for run in own):.0f}"]
-        lines.append("| " + " | ".join(cells) + " |")
+        lines.append([*cells, f"{statistics.mean(run.wall_s for run in own):.0f}"])
     return lines
 
 
-def _values(runs: Sequence[Run]) -> list[float]:
+def _values(runs: Sequence[FidelityRun]) -> list[float]:
     return [run.value for run in runs if run.value is not None]
 
 
 @dataclass(slots=True)
-class Study:
-    """The runs so far, and the file they are kept in."""
+class FidelityStudy:
+    """The runs so far, and the file they are saved in."""
 
     arguments: argparse.Namespace
+    file: ResultFile
     parts: list[dict[str, Any]] = field(default_factory=list)
-    """Where the runs of earlier commands come from."""
-    runs: list[Run] = field(default_factory=list)
+    """The provenance of the runs of earlier commands."""
+    runs: list[FidelityRun] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     used: Utilisation = field(default_factory=Utilisation)
-    path: Path | None = None
     began_s: float = field(default_factory=time.monotonic)
 
     @property
@@ -163,15 +155,15 @@ class Study:
     def resume(self, file: Path) -> None:
         """Go on with what an earlier command has kept."""
         kept = json.loads(file.read_text())
-        self.parts, self.runs = kept["parts"], [Run(**run) for run in kept["runs"]]
+        self.parts, self.runs = kept["parts"], [FidelityRun(**run) for run in kept["runs"]]
 
-    def go(self, waiting: list[Task], jobs: int) -> None:
+    def go(self, waiting: list[FidelityTask], jobs: int) -> None:
         """Train them all, some at once."""
         done = {run.key for run in self.runs}
         waiting = [task for task in waiting if task.key not in done]
-        _note(f"{len(waiting)} runs, {jobs} at once")
+        note(f"{len(waiting)} runs, {jobs} at once")
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running: dict[Future[Run], Task] = {}
+            running: dict[Future[FidelityRun], FidelityTask] = {}
             told_s = time.monotonic()
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -185,24 +177,22 @@ class Study:
                     self._end(running.pop(future), future)
                 if time.monotonic() - told_s > TELL_EVERY_S:
                     told_s = time.monotonic()
-                    _note(f"{self.wall_s:.0f} s: " + "; ".join(map(_how_far, running.values())))
+                    note(f"{self.wall_s:.0f} s: " + "; ".join(map(_how_far, running.values())))
 
-    def _end(self, task: Task, future: Future[Run]) -> None:
+    def _end(self, task: FidelityTask, future: Future[FidelityRun]) -> None:
         error = future.exception()
         if error is None:
             run = future.result()
             self.runs.append(run)
-            _note(f"{task}: {run.metric} {run.value}, {run.wall_s:.0f} s")
+            note(f"{task}: {run.metric} {run.value}, {run.wall_s:.0f} s")
             self.keep()
         else:
-            message = (
-                error.message if isinstance(error, ThinwireError) else f"{type(error).__name__}: {error}"
-            )
-            self.failures.append(f"{task}: {message}")
-            _note(f"failed: {self.failures[-1]}")
+            said = error.message if isinstance(error, ThinwireError) else f"{type(error).__name__}: {error}"
+            self.failures.append(f"{task}: {said}")
+            note(f"failed: {self.failures[-1]}")
 
     def keep(self) -> None:
-        """Write all there is to know."""
+        """Save all runs, with the provenance of each command that made some."""
         part = {
             **provenance(),
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
@@ -213,12 +203,10 @@ class Study:
             "failures": self.failures,
         }
         result = {"parts": [*self.parts, part], "runs": [asdict(run) for run in self.runs]}
-        if self.path is not None:
-            self.path.unlink()
-        self.path = save("fidelity", result, trial=self.arguments.quick)
+        self.file.save(result)
 
 
-def _how_far(task: Task) -> str:
+def _how_far(task: FidelityTask) -> str:
     records = [event.record for event in EventReader(task.folder).poll()]
     progress = next((r for r in reversed(records) if isinstance(r, Progress)), None)
     judged = next((r for r in reversed(records) if isinstance(r, Evaluated)), None)
@@ -227,7 +215,7 @@ def _how_far(task: Task) -> str:
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder with the data of all recipes (docs/recipes.md)")
     parser.add_argument("--recipes", default="cifar-resnet20,mnist-cnn,ptb-lstm", help="comma-separated")
     parser.add_argument(
@@ -265,7 +253,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
 def main() -> None:
     """Run, print the table, keep the numbers."""
     arguments = parse()
-    study = Study(arguments)
+    study = FidelityStudy(arguments, result_file("fidelity", trial=arguments.quick))
     if arguments.resume is not None:
         study.resume(arguments.resume)
     with tempfile.TemporaryDirectory() as scratch, study.used.watched():
@@ -276,20 +264,18 @@ def main() -> None:
         except ThinwireError as error:
             sys.exit(f"error: {error}")
         study.go(waiting, arguments.jobs)
-    print("\n".join([HEAD, *rows(study.runs)]))
+    print_head(*COLUMNS)
+    for row in rows(study.runs):
+        print_row(*row)
     busy = study.used.summary()["gpu_busy_percent"]
     print(f"\n{study.wall_s:.0f} s" + ("" if busy is None else f", GPU busy {busy:.0f} % of it"))
     for failure in study.failures:
         print(f"failed: {failure}")
-    if study.path is not None:
-        study.keep()  # once more, with what failed
-        print(study.path)
+    if study.file.path is not None:
+        study.keep()  # once more, with the failures
+        print(study.file.path)
     if study.failures:
         sys.exit(1)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training of a fidelity study: what it is asked for, and what came of it."""
+"""One training of a fidelity study: its task and its result."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from thinwire.errors import ThinwireError
 from thinwire.events import Evaluated, Event, read_events
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig
-from thinwire.recipes.virtual import Cluster, simulate
+from thinwire.recipes.virtual import VirtualCluster, simulate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Task:
+class FidelityTask:
     """One training with one seed."""
 
     strategy: str
-    """As it was asked for, settings included."""
+    """The strategy as asked for, settings included."""
     slow: str
     """The host that computes slower, if one does."""
     config: RunConfig
-    cluster: Cluster
+    cluster: VirtualCluster
     folder: Path
-    """For its events."""
+    """The folder of its events."""
     deadline_s: float
     """By the machine's monotonic clock, which all processes share."""
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What makes it another run than others."""
+        """The settings that identify a run."""
         config = self.config
         sizes = (config.workers, config.batch_size, config.epochs, config.seed)
         return (config.recipe, self.strategy, config.shuffle, self.slow, *sizes)
@@ -42,8 +42,8 @@ class Task:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """What came of it."""
+class FidelityRun:
+    """The result of one training."""
 
     recipe: str
     strategy: str
@@ -67,7 +67,7 @@ class Run:
 
     @property
     def kind(self) -> tuple[str, str, str, str]:
-        """What it has in common with runs of other seeds."""
+        """The settings it shares with runs of other seeds."""
         return (self.recipe, self.strategy, self.shuffle, self.slow)
 
     @property
@@ -75,8 +75,8 @@ class Run:
         return (*self.kind, self.workers, self.batch_size, self.epochs, self.seed)
 
 
-def train(task: Task) -> Run:
-    """In a process of its own."""
+def train(task: FidelityTask) -> FidelityRun:
+    """Train in this process, which does nothing else."""
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True  # batches have the same shape all along
     began_s, config = time.monotonic(), task.config
@@ -88,7 +88,7 @@ def train(task: Task) -> Run:
     simulated = simulate(registry.get(config.recipe), config, task.cluster, task.folder, watch)
     evaluated = [event.record for event in read_events(task.folder) if isinstance(event.record, Evaluated)]
     summary = simulated.summary
-    return Run(
+    return FidelityRun(
         recipe=config.recipe,
         strategy=task.strategy,
         slow=task.slow,

@@ -4,42 +4,39 @@
     python -m benchmarks.gossip --quick    about 2 minutes; shows that it works, not a result
 
 Part 1, wire: share="auto" against the ceiling and DDP, by `thinwire bench`'s own measurement, on an emulated
-accelerator with 5 M parameters and 0.3 s per step. Part 2, straggler: see gossip_straggler.py. What gossip
-costs in accuracy is measured by fidelity.py.
+accelerator with 5 M parameters and 0.3 s per step. Part 2, straggler: see gossip_straggler.py. The cost of
+gossip in accuracy is measured by fidelity.py.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
-import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from benchmarks import gossip_straggler
-from benchmarks.provenance import provenance, save
+from benchmarks.common import note, parser_of, print_head, print_row, result_file, time_grid
+from benchmarks.gossip_straggler import StragglerConfig
 from thinwire.bench.config import STANDARD, BenchConfig
-from thinwire.bench.run import measure, prepare
-from thinwire.bench.step_table import Row, rows_of
-from thinwire.bench.systems import BASELINE, CEILING
-from thinwire.events import Event, StepTimed, read_events
-from thinwire.hosts.rates import format_rate
+from thinwire.bench.step_table import FULL_NOTE, rows_of
+from thinwire.events import StepTimed
+from thinwire.hosts.quantities import format_rate
+from thinwire.timings import BASELINE, CEILING, Timing
 
 AUTO = "gossip-grad:share=auto"
+SYSTEMS = (CEILING, AUTO, BASELINE)
 NET = "params=5e6,layers=16,forward={forward:g},backward={backward:g}"
 GOALS = {1e9: 0.97, 200e6: 0.97, 50e6: 0.95}
 """Least efficiency by rate, in bit per second."""
 LEAST_USE = 0.7
-"""Of the wire, where not the whole model is sent."""
+"""Least share of the wire in use, where not the whole model is sent."""
 SCALES = {4: 0.5, 8: 0.25, 16: 0.125}
-"""By number of workers: with so many of them, two cores would be the limit, not the wire. Net and rate shrink
+"""By number of workers: at full size two cores, not the wire, would be the limit. Net and rate shrink
 together; seconds stay."""
 STRETCHES = {16: 2.0}
-"""By number of workers: all of them land, step and launch at the same moment, one after another on two cores.
-So compute and wire are this many times slower, and what the processors do counts for as much less."""
+"""By number of workers: all of them step at the same moment, one after another on two cores. With compute and
+wire this many times slower, the processors' work weighs as many times less."""
 CONFIG = replace(
     STANDARD,
     rates_bits_per_s=tuple(GOALS),
@@ -51,19 +48,19 @@ CONFIG = replace(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class WireRow:
     """One system in one cell."""
 
-    row: Row
+    row: Timing
     scale: float
     stretch: float
     use: float | None
-    """Bytes sent over what the wire could have carried in the time of a step."""
+    """Bytes sent over the bytes that the wire could have carried in the time of a step."""
     instruments: dict[str, float]
     """Medians over turns."""
 
     @staticmethod
-    def of(row: Row, records: Sequence[StepTimed], scale: float, stretch: float) -> Measured:
+    def of(row: Timing, records: Sequence[StepTimed], scale: float, stretch: float) -> WireRow:
         own = [r for r in records if r.system == row.system and r.rate_bits_per_s == row.rate_bits_per_s]
         uses = [
             8 * sent / (r.rate_bits_per_s * scale * r.step_s)
@@ -72,16 +69,16 @@ class Measured:
         ]
         told = {name: statistics.median(r.instruments[name] for r in own) for name in own[0].instruments}
         use = statistics.median(uses) if uses else None
-        return Measured(row=row, scale=scale, stretch=stretch, use=use, instruments=told)
+        return WireRow(row=row, scale=scale, stretch=stretch, use=use, instruments=told)
 
     @property
     def rate_bits_per_s(self) -> float:
-        """As it would be if nothing were scaled or stretched."""
+        """The rate if nothing were scaled or stretched."""
         return (self.row.rate_bits_per_s or 0.0) * self.stretch
 
     @property
     def goal(self) -> str:
-        """Whether it is reached, in words."""
+        """The goal, and whether it is reached."""
         if self.row.system != AUTO or self.row.efficiency is None or self.use is None:
             return "-"
         least = GOALS[self.rate_bits_per_s]
@@ -90,7 +87,7 @@ class Measured:
         return f"{100 * least:.0f} %: {'yes' if fast and talks else 'no'}"
 
     def cells(self) -> list[str]:
-        """As `COLUMNS` have it."""
+        """The row's text for each of `COLUMNS`."""
         row, told = self.row, self.instruments
         if row.step_s is None or row.processor_s is None:
             return [str(row.workers), row.system, row.unavailable or "not measured"]
@@ -120,10 +117,10 @@ COLUMNS = (
 def measure_wire(
     config: BenchConfig, world_sizes: Sequence[int], scale: float | None
 ) -> list[dict[str, Any]]:
-    """A line per system and cell; all there is to keep."""
+    """Print a row per system and cell, and return the rows."""
     print("\n### Wire\n")
-    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
-    found: list[Measured] = []
+    print_head(*COLUMNS)
+    found: list[WireRow] = []
     for world_size in world_sizes:
         own_scale, stretch = scale or SCALES.get(world_size, 1.0), STRETCHES.get(world_size, 1.0)
         stretched = replace(
@@ -134,22 +131,17 @@ def measure_wire(
             block_s=config.block_s * stretch,
             nets=(NET.format(forward=0.1 * stretch, backward=0.2 * stretch),),
         )
-        setting = prepare(stretched, [AUTO, BASELINE])
-        if setting.no_lab is not None:
-            raise SystemExit(f"rates cannot be set here: {setting.no_lab}")
-        with tempfile.TemporaryDirectory() as scratch:
-            measure(Path(scratch), setting, _watch, lambda what, left_s: _note(f"wire: {what} ..."))
-            records = [e.record for e in read_events(Path(scratch)) if isinstance(e.record, StepTimed)]
-        rows = rows_of(records, (CEILING, AUTO, BASELINE))
-        found += [Measured.of(row, records, own_scale, stretch) for row in rows]
-        for each in found[-len(rows) :]:
-            print("| " + " | ".join(each.cells()) + " |", flush=True)
-    print("\n".join(["", "* the processors of this machine, not the wire, set the time", *scaling(found)]))
+        records = time_grid(stretched, [AUTO, BASELINE])
+        rows = [WireRow.of(row, records, own_scale, stretch) for row in rows_of(records, SYSTEMS)]
+        for row in rows:
+            print_row(*row.cells())
+        found += rows
+    print("\n".join(["", FULL_NOTE, *scaling(found)]))
     return [asdict(each) for each in found]
 
 
-def scaling(found: Sequence[Measured]) -> list[str]:
-    """How the most workers do against the fewest, by rate."""
+def scaling(found: Sequence[WireRow]) -> list[str]:
+    """The efficiency of the most workers against that of the fewest, by rate."""
     lines = []
     for rate in GOALS:
         rows = [m.row for m in found if m.row.system == AUTO and m.rate_bits_per_s == rate]
@@ -163,53 +155,28 @@ def scaling(found: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gossip", description=(__doc__ or "").split("\n")[0]
-    )
+def main() -> None:
+    parser = parser_of(__doc__)
     parts = ("wire", "straggler")
     parser.add_argument("--quick", action="store_true", help="one small cell each, to see that it works")
     parser.add_argument("--parts", nargs="+", choices=parts, default=parts, help="which (default: all)")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 4, 8, 16], help="world sizes")
-    parser.add_argument("--turns", type=int, default=3, help="times each system has its turn (default: 3)")
+    parser.add_argument("--turns", type=int, default=3, help="blocks of each system (default: 3)")
     parser.add_argument("--scale", type=float, help="shrinks net and rate (2 over the workers)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure, print, keep."""
-    arguments = parse()
-    config = replace(CONFIG, turns=arguments.turns)
-    straggler = replace(gossip_straggler.CONFIG, turns=arguments.turns)
-    world_sizes = arguments.workers
+    arguments = parser.parse_args()
+    config, world_sizes = replace(CONFIG, turns=arguments.turns), arguments.workers
+    straggler = StragglerConfig(turns=arguments.turns)
     if arguments.quick:
         config = replace(config, turns=1, rates_bits_per_s=(200e6,), block_s=2.0)
-        straggler = replace(straggler, turns=1, steps=8)
-        world_sizes = [2]
-    result: dict[str, Any] = {"begin": provenance()}
+        straggler, world_sizes = StragglerConfig(turns=1, steps=8), [2]
+    file, result = result_file("gossip", trial=arguments.quick), dict[str, Any]()
     print("## benchmarks/gossip.py" + (" (quick: not a result)" if arguments.quick else ""))
     if "wire" in arguments.parts:
-        result["wire"] = {
-            "config": asdict(config),
-            "cells": measure_wire(config, world_sizes, arguments.scale),
-        }
+        cells = measure_wire(config, world_sizes, arguments.scale)
+        result["wire"] = {"config": asdict(config), "cells": cells}
     if "straggler" in arguments.parts:
         result["straggler"] = gossip_straggler.measure(straggler)
-    result["end"] = provenance()
-    _note(f"\nsaved {save('gossip', result, trial=arguments.quick)}")
-
-
-def _watch(folder: Path, event: Event) -> None:
-    if isinstance(event.record, StepTimed):
-        timed = event.record
-        seconds = timed.unavailable or f"{timed.step_s:.3f} s"
-        rate = format_rate(timed.rate_bits_per_s or 0.0)
-        _note(f"  turn {timed.turn + 1}: {timed.workers} workers, {rate}, {timed.system}: {seconds}")
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    note(f"\nsaved {file.save(result)}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How busy the GPU is while something runs."""
+"""Utilisation of the GPU while something runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COMMAND = ("nvidia-smi", "--query-gpu=utilization.gpu,memory.used", "--format=cs
 
 @dataclass(slots=True)
 class Utilisation:
-    """What nvidia-smi says twice a second; nothing where there is none."""
+    """Samples of nvidia-smi, twice a second; none where there is no GPU."""
 
     busy: list[float] = field(default_factory=list)
     """Percent of the time in which some kernel ran."""

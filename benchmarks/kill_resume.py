@@ -9,7 +9,6 @@ checkpoint is written most of the time, many kills come in the middle of one.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import signal
@@ -24,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.provenance import provenance, save
+from benchmarks.common import parser_of, result_file
 from thinwire.engine import dcp, folders
 from thinwire.events import EventReader, RunStarted
 
@@ -46,7 +45,7 @@ def saved_step(run: Path) -> int:
 
 
 def finish(run: Path) -> dict[str, Any]:
-    """Let a run come to its end; the state its workers share."""
+    """Let a run come to its end; return the state that its workers share."""
     done = subprocess.run(command(run), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{run} failed: {done.stderr}")
@@ -107,11 +106,11 @@ def differences(one: Any, other: Any, where: str = "") -> Iterator[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    dice = random.Random(arguments.seed)
+    file, dice = result_file("kill_resume", trial=arguments.kills < 20), random.Random(arguments.seed)
     with tempfile.TemporaryDirectory() as scratch:
         undisturbed = finish(Path(scratch) / "undisturbed")
         run, kills = Path(scratch) / "killed", []
@@ -122,8 +121,7 @@ def main() -> None:
         different = sorted(differences(undisturbed, finish(run)))
     hits = sum(each["while_saving"] for each in kills)
     print(f"{len(kills)} kills, {hits} of them while saving; different from the undisturbed run: {different}")
-    result = {"kills": kills, "while_saving": hits, "different": different, "provenance": provenance()}
-    print(save("kill_resume", result, trial=arguments.kills < 20))
+    print(file.save({"kills": kills, "while_saving": hits, "different": different}))
     raise SystemExit(1 if different else 0)
 
 

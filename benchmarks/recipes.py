@@ -3,9 +3,8 @@
     python -m benchmarks.recipes --data DIR [--recipes mnist-cnn,ptb-lstm] [--workers 1,2] [--epochs N]
 
 DIR holds the data of all recipes asked for (docs/recipes.md); those whose data is not there are left out and
-named. Each run is what `thinwire train` does: worker processes, events, a run folder. The table goes to
-stdout, progress to stderr, everything that was measured to benchmarks/results/ after every run, so that
-what was done before a time limit is kept.
+named. Each run trains as `thinwire train` does. The table goes to stdout, progress to stderr, all results to
+benchmarks/results/ after every run, so that those before a time limit are kept.
 """
 
 from __future__ import annotations
@@ -17,25 +16,22 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from benchmarks.provenance import RESULTS, provenance, save
+from benchmarks.common import ROOT, note, parser_of, print_head, print_row, result_file
 from thinwire.errors import DataError, ThinwireError
-from thinwire.events import Evaluated, EventReader, Failed, Progress, Summary, plain
+from thinwire.events import Evaluated, Summary, plain, read_events
 from thinwire.recipes import registry
-from thinwire.recipes.config import Choices, RunConfig, resolve, write_config
-from thinwire.recipes.launch import LocalWorkers, tail
-
-EVERY_S = 20.0
-"""Seconds between two lines of progress."""
+from thinwire.recipes.config import RunConfig, resolve
+from thinwire.recipes.follow import run_local
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
-    """One training that came to its end."""
+class TrainedRecipe:
+    """One finished training."""
 
     config: RunConfig
     summary: Summary
@@ -43,20 +39,20 @@ class Run:
     curve: list[tuple[int, float | None]]
     """The metric on the test data after each epoch."""
 
-    def row(self) -> str:
-        """A line of the table."""
+    def cells(self) -> list[object]:
+        """The cells of its row in the table."""
         result = self.summary
         value, target = _shown(result.metric, result.value), _shown(result.metric, result.target)
-        reached = "yes" if result.reached else "no"
-        cells = [result.recipe, result.workers, self.config.batch_size, result.epochs, result.steps]
-        cells += [f"{result.metric} {value}", target, reached, f"{result.train_s:.0f}", f"{self.wall_s:.0f}"]
-        cells += [f"{result.sent_bytes_per_step / 1e6:.2f}", f"{100 * result.exposed_share:.0f} %"]
-        return "| " + " | ".join(str(cell) for cell in cells) + " |"
+        cells: list[object] = [result.recipe, result.workers, self.config.batch_size]
+        cells += [result.epochs, result.steps]
+        cells += [f"{result.metric} {value}", target, "yes" if result.reached else "no"]
+        cells += [f"{result.train_s:.0f}", f"{self.wall_s:.0f}"]
+        return [*cells, f"{result.sent_bytes_per_step / 1e6:.2f}", f"{100 * result.exposed_share:.0f} %"]
 
 
-HEAD = (
-    "| recipe | workers | batch per worker | epochs | steps | reaches | target | reached | train s | wall s "
-    "| sent MB per step and worker | exposed |\n|" + " --- |" * 12
+COLUMNS = (
+    *("recipe", "workers", "batch per worker", "epochs", "steps", "reaches", "target", "reached", "train s"),
+    *("wall s", "sent MB per step and worker", "exposed"),
 )
 
 
@@ -66,45 +62,20 @@ def _shown(metric: str, value: float | None) -> str:
     return f"{100 * value:.2f} %" if metric == "accuracy" else f"{value:.1f}"
 
 
-def run(config: RunConfig, folder: Path, deadline: float) -> Run:
-    """Train on workers of this machine; ThinwireError if they fail or the time is up."""
-    began = told = time.monotonic()
-    write_config(folder, config)
-    reader, curve = EventReader(folder), list[tuple[int, float | None]]()
-    latest: Progress | None = None
-    failed: Failed | None = None
-    summary: Summary | None = None
-    with LocalWorkers(folder, config.workers) as workers:
-        ended = False
-        while not ended:
-            ended = workers.poll() is not None
-            for event in reader.poll():
-                match event.record:
-                    case Progress() as latest:
-                        pass
-                    case Evaluated() as evaluated:
-                        curve.append((evaluated.epoch, evaluated.value))
-                    case Failed() as failed:
-                        ended = True
-                    case Summary() as summary:
-                        pass
-                    case _:
-                        pass
-            if time.monotonic() > deadline:
-                raise ThinwireError("the time is up", hint="choose fewer recipes or epochs, or raise --limit")
-            if latest is not None and time.monotonic() - told > EVERY_S:
-                told = time.monotonic()
-                last = _shown("", curve[-1][1]) if curve else "-"
-                _note(f"  step {latest.step}/{latest.num_steps}, loss {latest.loss}, last evaluation {last}")
-            time.sleep(0.1)
-    if summary is None:
-        why = failed.message if failed else tail(workers.log.read_text(errors="replace").splitlines())
-        raise ThinwireError(f"{config.recipe} with {config.workers} workers failed: {why}")
-    return Run(config=config, summary=summary, wall_s=time.monotonic() - began, curve=curve)
+def train(config: RunConfig, folder: Path, limit_s: float) -> TrainedRecipe | str:
+    """Train on workers of this machine; return the reason if that fails or takes too long."""
+    folder.mkdir()
+    try:
+        run = run_local(folder, config, limit_s=max(limit_s, 1))
+    except ThinwireError as error:
+        return error.message
+    evaluated = [event.record for event in read_events(folder) if isinstance(event.record, Evaluated)]
+    curve = [(record.epoch, record.value) for record in evaluated]
+    return TrainedRecipe(config=config, summary=run.summary, wall_s=run.wall_s, curve=curve)
 
 
 def prepared(data: Path, scratch: Path) -> Path:
-    """`data`, or a folder that shows all of it and the CIFAR-10 arrays unpacked from its cifar10_dct.npz."""
+    """`data`, or a folder with links to it and the CIFAR-10 arrays unpacked from its cifar10_dct.npz."""
     packed, decoder = data / "cifar10_dct.npz", data / "cifar10.py"
     if not (packed.exists() and decoder.exists()) or (data / "cifar10.npz").exists():
         return data
@@ -116,54 +87,31 @@ def prepared(data: Path, scratch: Path) -> Path:
     return folder
 
 
-def configs(arguments: argparse.Namespace, data: Path) -> list[RunConfig]:
-    """The runs asked for; recipes without data are left out."""
-    found = []
-    for name in arguments.recipes.split(","):
-        recipe = registry.get(name)
-        for workers in map(int, arguments.workers.split(",")):
-            batch_size = arguments.batch_size or recipe.batch_size
-            choices = Choices(
-                strategy=arguments.strategy,
-                settings={},
+def chosen(arguments: argparse.Namespace, data: Path) -> list[RunConfig]:
+    """The configuration of every run; recipes without data are left out."""
+    found: list[RunConfig] = []
+    for name, workers in product(arguments.recipes.split(","), map(int, arguments.workers.split(","))):
+        size = arguments.batch_size or registry.get(name).batch_size
+        try:
+            config = resolve(
+                name,
+                arguments.strategy,
                 workers=workers,
                 epochs=arguments.epochs,
-                batch_size=max(1, batch_size // workers) if arguments.divide_batch else batch_size,
-                seed=arguments.seed,
+                batch_size=max(1, size // workers) if arguments.divide_batch else size,
                 data=data,
+                seed=arguments.seed,
                 device=arguments.device,
             )
-            try:
-                found.append(resolve(name, recipe, choices))
-            except DataError as error:
-                _note(f"left out: {name}: {error.message}")
-                break
+        except DataError as error:
+            note(f"left out: {name}: {error.message}")
+            continue
+        found.append(config)
     return found
 
 
-def report(runs: list[Run], failures: list[str], config: dict[str, Any]) -> dict[str, Any]:
-    """All there is to know about the runs, as JSON."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    return {
-        **provenance(),
-        "gpu": gpu,
-        "config": config,
-        "runs": [
-            {
-                "config": asdict(run.config),
-                "summary": plain(run.summary),
-                "wall_s": run.wall_s,
-                "curve": run.curve,
-            }
-            for run in runs
-        ],
-        "failures": failures,
-    }
-
-
-def parse(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def parse() -> argparse.Namespace:
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--recipes", default=",".join(registry.names()), help="comma-separated (all)")
     parser.add_argument("--workers", default="1,2", help="comma-separated numbers of workers (1,2)")
@@ -174,46 +122,38 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=520, help="seconds after which to stop (520)")
-    return parser.parse_args(arguments)
+    return parser.parse_args()
 
 
 def main() -> None:
-    """Run, print the table, keep the numbers."""
     arguments = parse()
-    deadline = time.monotonic() + arguments.limit
-    chosen = {key: str(value) for key, value in vars(arguments).items()}
-    runs, failures = list[Run](), list[str]()
-    path: Path | None = None
+    deadline_s = time.monotonic() + arguments.limit
+    file, runs, failures = result_file("recipes"), list[TrainedRecipe](), list[str]()
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    config = {key: str(value) for key, value in vars(arguments).items()}
     with tempfile.TemporaryDirectory() as scratch:
         data = prepared(arguments.data, Path(scratch))
-        for number, config in enumerate(configs(arguments, data)):
-            _note(f"{config.recipe}, {config.workers} workers, {config.epochs} epochs")
-            folder = Path(scratch) / f"run-{number}"
-            folder.mkdir()
-            try:
-                runs.append(run(config, folder, deadline))
-                _note(f"  {runs[-1].row()}")
-            except ThinwireError as error:
-                failures.append(f"{config.recipe}, {config.workers} workers: {error.message}")
-                _note(f"  failed: {failures[-1]}")
-            if path is not None:
-                path.unlink()
-            path = save("recipes", report(runs, failures, chosen), trial=False)
-    print("\n".join([HEAD, *(each.row() for each in runs)]))
+        for number, chosen_config in enumerate(chosen(arguments, data)):
+            what = f"{chosen_config.recipe}, {chosen_config.workers} workers"
+            note(what)
+            result = train(chosen_config, Path(scratch) / f"run-{number}", deadline_s - time.monotonic())
+            if isinstance(result, str):
+                failures.append(f"{what}: {result}")
+            else:
+                runs.append(result)
+            saved = [{**asdict(r), "summary": plain(r.summary)} for r in runs]
+            file.save({"gpu": gpu, "config": config, "runs": saved, "failures": failures})
+    print_head(*COLUMNS)
+    for run in runs:
+        print_row(*run.cells())
     for failure in failures:
         print(f"\nfailed: {failure}")
-    print(f"\n{path.relative_to(RESULTS.parents[1]) if path else 'nothing was run'}")
+    print(f"\n{file.path.relative_to(ROOT) if file.path else 'nothing was run'}")
     if failures:
         sys.exit(1)
 
 
-def _note(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
 if __name__ == "__main__":
-    # workers are started from here with this environment; they must find the same code
-    here = str(Path(__file__).parents[1])
-    os.environ["PYTHONPATH"] = os.pathsep.join([f"{here}/src", os.environ.get("PYTHONPATH", "")])
+    # Workers inherit this environment, and must import the same code.
+    os.environ["PYTHONPATH"] = os.pathsep.join([f"{ROOT}/src", os.environ.get("PYTHONPATH", "")])
     main()

@@ -8,7 +8,6 @@ Each case is one `thinwire simulate` command, as a user would type it, in a proc
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
@@ -19,13 +18,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks.provenance import provenance, save
+from benchmarks.common import note, parser_of, print_head, print_row, result_file
 
 STRATEGY = ("--strategy", "all-reduce", "--compute", "0.2s", "--json")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
+class ScaleCase:
     """One simulation and the time it may take."""
 
     what: str
@@ -36,13 +35,13 @@ class Case:
 
 
 CASES = {
-    "epoch": Case(
+    "epoch": ScaleCase(
         what="mnist-cnn, 64 workers, one epoch",
         arguments=("mnist-cnn", "--workers", "64", "--epochs", "1", *STRATEGY),
         limit_s=300,
         needs_data=True,
     ),
-    "workers": Case(
+    "workers": ScaleCase(
         what="digits-cnn, 1,024 workers, 100 steps",
         arguments=(
             *("digits-cnn", "--workers", "1024", "--batch-size", "1", "--epochs", "100", "--steps", "100"),
@@ -50,7 +49,7 @@ CASES = {
         ),
         limit_s=600,
     ),
-    "sizes": Case(
+    "sizes": ScaleCase(
         what="resnet50, sizes alone, 10,000 workers, 7 steps",
         arguments=("--emulate", "resnet50", "--workers", "10000", "--strategy", "all-reduce", "--json"),
         limit_s=60,
@@ -59,8 +58,8 @@ CASES = {
 }
 
 
-def play(case: Case, data: Path | None) -> dict[str, Any]:
-    """What the command printed, and what it took, interpreter and imports included."""
+def play(case: ScaleCase, data: Path | None) -> dict[str, Any]:
+    """Run the command; return its output and its cost, interpreter and imports included."""
     with TemporaryDirectory() as scratch:
         more = ["--out", f"{scratch}/run"] if case.trains else []
         more += ["--data", str(data)] if case.needs_data else []
@@ -82,26 +81,22 @@ def play(case: Case, data: Path | None) -> dict[str, Any]:
     return {**asdict(case), "result": result, **used}
 
 
-HEAD = "| simulation | wall s | may take | processor s | memory |\n|" + " --- |" * 5
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder with MNIST (docs/recipes.md)")
     parser.add_argument("--cases", default=",".join(CASES), help="comma-separated: epoch, workers, sizes")
     arguments = parser.parse_args()
     chosen = [CASES[name] for name in arguments.cases.split(",")]
     if arguments.data is None and any(case.needs_data for case in chosen):
         parser.error("--data is needed for the case epoch")
-    begin, found = provenance(), list[dict[str, Any]]()
-    print(HEAD, flush=True)
+    file, found = result_file("scale"), list[dict[str, Any]]()
+    print_head("simulation", "wall s", "may take", "processor s", "memory")
     for case in chosen:
         found.append(play(case, arguments.data))
         row = found[-1]
-        cells = [case.what, f"{row['wall_s']:.1f}", f"{case.limit_s:.0f}", f"{row['cpu_s']:.1f}"]
-        print("| " + " | ".join([*cells, f"{row['memory_mb']:.0f} MB"]) + " |", flush=True)
-    result = {"begin": begin, "end": provenance(), "cases": found}
-    print(f"\nsaved {save('scale', result, trial=False)}", file=sys.stderr)
+        times = (f"{row['wall_s']:.1f}", f"{case.limit_s:.0f}", f"{row['cpu_s']:.1f}")
+        print_row(case.what, *times, f"{row['memory_mb']:.0f} MB")
+    note(f"\nsaved {file.save({'cases': found})}")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ a thousand is selected. All rows are timed by turns, after what is selected was 
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import time
@@ -19,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.provenance import provenance, save
+from benchmarks.common import note, parser_of, print_head, print_row, result_file, spread_of
+from thinwire.bench.plan import rotated
 from thinwire.compress.layout import PASSED, SparseLayout, Values
 from thinwire.compress.select import accumulate_select_torch, prepare, select_, select_largest_
 from thinwire.compress.sparse import Sparse, merge_largest, merge_torch, new_message, read
@@ -31,30 +31,32 @@ FLOOR = "memory floor"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class SelectionConfig:
+    """A device, the number of elements, and the goals of the fused pass there."""
+
     device: str
     numel: int
     floor: str
-    """The row that the fused pass is compared with from below ..."""
+    """The row that is the lower bound of the fused pass."""
     at_most: float
-    """... how many times that it may take ..."""
+    """Longest fused pass, as a multiple of the lower bound."""
     faster: float
-    """... and how many times faster than `torch.topk` it has to be."""
+    """Least speed of the fused pass, as a multiple of `torch.topk`'s."""
     density: float = 0.001
     buckets: int = 4
     turns: int = 15
 
 
-CPU = Config(device="cpu", numel=25_600_000, floor="copy", at_most=1.8, faster=12)
-GPU = Config(device="cuda", numel=138_000_000, floor=FLOOR, at_most=1.5, faster=4)
+CPU = SelectionConfig(device="cpu", numel=25_600_000, floor="copy", at_most=1.8, faster=12)
+GPU = SelectionConfig(device="cuda", numel=138_000_000, floor=FLOOR, at_most=1.5, faster=4)
 FLOOR_S_PER_NUMBER = 0.40e-3 / 138e6
-"""On an H200: read gradient and residual, write the residual; 12 bytes, at what 4.8 TB/s are in practice."""
+"""On an H200: read gradient and residual, write the residual; 12 bytes, at the practical part of 4.8 TB/s."""
 
 
-class Data:
-    """A gradient and a residual with long tails, and what the rows work on."""
+class SelectionData:
+    """A gradient and a residual with long tails."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: SelectionConfig) -> None:
         generator = torch.Generator(config.device).manual_seed(0)
         made: dict[str, Any] = {"generator": generator, "device": config.device}
         self.gradient = torch.randn(config.numel, **made).mul_(torch.randn(config.numel, **made).exp_())
@@ -75,8 +77,8 @@ class Data:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def rows(config: Config, data: Data) -> dict[str, Callable[[], object]]:
-    """What is timed; each begins with the same residual."""
+def rows(config: SelectionConfig, data: SelectionData) -> dict[str, Callable[[], object]]:
+    """The operations that are timed; each begins with the same residual."""
     gradient, residual, limit, k = data.gradient, data.residual, data.limit, data.k
     full, half = data.message(), data.message("bf16")
     out = torch.empty_like(gradient)
@@ -106,7 +108,7 @@ def rows(config: Config, data: Data) -> dict[str, Callable[[], object]]:
     }
 
 
-def sparse_rows(data: Data) -> dict[str, Callable[[], object]]:
+def sparse_rows(data: SelectionData) -> dict[str, Callable[[], object]]:
     """Merging two messages of k entries, of which a tenth have the same index."""
     message, layout = data.message()
     data.residual.copy_(data.begin)
@@ -122,7 +124,7 @@ def sparse_rows(data: Data) -> dict[str, Callable[[], object]]:
 
 
 def seconds(work: Callable[[], object], device: str) -> float:
-    """By the clock on a CPU; on a GPU by events, the host being ahead of it as in training."""
+    """Seconds by the clock on a CPU; by events on a GPU, with the host ahead of it as in training."""
     if device == "cpu":
         began_s = time.perf_counter()
         work()
@@ -140,7 +142,7 @@ def seconds(work: Callable[[], object], device: str) -> float:
 # -- correctness ----------------------------------------------------------------------------------
 
 
-def verify(data: Data) -> dict[str, bool]:
+def verify(data: SelectionData) -> dict[str, bool]:
     """Against plain torch, bit for bit, on the very numbers that are timed."""
     total, found = data.sum(), dict[str, bool]()
     above = (total.abs() > data.limit).nonzero().view(-1)
@@ -168,8 +170,8 @@ def verify(data: Data) -> dict[str, bool]:
     return found
 
 
-def density(config: Config, data: Data) -> list[float]:
-    """What passes estimated thresholds in ten steps from nothing, as a multiple of what should."""
+def density(config: SelectionConfig, data: SelectionData) -> list[float]:
+    """The count above estimated thresholds in each of ten steps, as a multiple of k."""
     residuals = [part.zero_() for part in data.residual.chunk(config.buckets)]
     thresholds, (message, layout) = new_threshold(residuals), data.message()
     multiples = []
@@ -187,9 +189,9 @@ def density(config: Config, data: Data) -> list[float]:
 # -- measuring ------------------------------------------------------------------------------------
 
 
-def measure(config: Config) -> dict[str, Any]:
-    say(f"{config.numel:,} numbers on {config.device}: making them, and comparing what is selected ...")
-    data = Data(config)
+def measure(config: SelectionConfig) -> dict[str, Any]:
+    note(f"{config.numel:,} numbers on {config.device}: making them, and comparing what is selected ...")
+    data = SelectionData(config)
     prepare(data.residual)
     checks = verify(data)
     if not all(checks.values()):
@@ -198,10 +200,10 @@ def measure(config: Config) -> dict[str, Any]:
     contenders = rows(config, data) | sparse_rows(data)
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for turn in range(config.turns + 1):
-        say(f"turn {turn} of {config.turns} ..." if turn else "warming up ...")
-        for name, work in contenders.items():
+        note(f"turn {turn} of {config.turns} ..." if turn else "warming up ...")
+        for name in rotated(list(contenders), turn):
             data.residual.copy_(data.begin)
-            took_s = seconds(work, config.device)
+            took_s = seconds(contenders[name], config.device)
             if turn:
                 times[name].append(took_s)
     if config.device != "cpu":
@@ -209,11 +211,7 @@ def measure(config: Config) -> dict[str, Any]:
     return {"config": asdict(config), "checks": checks, "passed": multiples, "seconds": times}
 
 
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def show(config: Config, result: dict[str, Any]) -> None:
+def show(config: SelectionConfig, result: dict[str, Any]) -> None:
     times: dict[str, list[float]] = result["seconds"]
 
     def ratio(name: str, other: str) -> float:
@@ -223,28 +221,20 @@ def show(config: Config, result: dict[str, Any]) -> None:
     print(
         f"\n### Selecting one in {round(1 / config.density):,} of {config.numel / 1e6:g} M numbers, {where}\n"
     )
-    print(
-        f"| what | ms (quartiles) | times {config.floor} | times faster than torch.topk |\n|" + " --- |" * 4
-    )
+    print_head("what", "ms (quartiles)", f"times {config.floor}", "times faster than torch.topk")
     for name, taken in times.items():
-        low, middle, high = statistics.quantiles((1e3 * s for s in taken), n=4, method="inclusive")
-        compared = f"{ratio(name, config.floor):.2f} | {ratio(TOPK, name):.1f}"
-        print(f"| {name} | {middle:.3f} ({low:.3f} to {high:.3f}) | {compared} |")
+        ratios = (f"{ratio(name, config.floor):.2f}", f"{ratio(TOPK, name):.1f}")
+        print_row(name, spread_of(taken, scale=1e3, digits=3), *ratios)
     slower, faster = ratio(PASS, config.floor), ratio(TOPK, PASS)
     reached = "yes" if slower <= config.at_most and faster >= config.faster else "no"
-    print(
-        f"\nTarget: at most {config.at_most} times {config.floor}, {config.faster:g} times faster than topk.",
-        end=" ",
-    )
-    print(f"Reached: {reached} ({slower:.2f}, {faster:.1f}).")
+    goal = f"at most {config.at_most} times {config.floor}, {config.faster:g} times faster than topk"
+    print(f"\nTarget: {goal}. Reached: {reached} ({slower:.2f}, {faster:.1f}).")
     passed = ", ".join(f"{multiple:.2f}" for multiple in result["passed"])
-    print(
-        f"Same as plain torch, bit for bit: yes. Passed of what should, in ten steps: {passed}.", flush=True
-    )
+    print(f"Same as plain torch, bit for bit: yes. Selected, as multiples of k, in ten steps: {passed}.")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="fewer numbers and turns: shows that it works")
     arguments = parser.parse_args()
@@ -252,14 +242,13 @@ def main() -> None:
     config = CPU if arguments.device == "cpu" else GPU
     if arguments.quick:
         config = replace(config, numel=config.numel // 64, turns=3)
-    begin = provenance()
+    file = result_file("selection", trial=arguments.quick)
     result = measure(config)
     show(config, result)
     result["kernels"] = {name: version(name) for name in ("numba", "triton") if find_spec(name)}
     if config.device != "cpu":
         result["gpu"] = torch.cuda.get_device_name()
-    path = save("selection", {"begin": begin, "end": provenance(), **result}, trial=arguments.quick)
-    say(f"\nsaved {path}")
+    note(f"\nsaved {file.save(result)}")
 
 
 if __name__ == "__main__":

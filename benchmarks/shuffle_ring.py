@@ -12,11 +12,8 @@ of 50 steps with the ring and without it in alternation.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
-import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,10 +25,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import thinwire as tw
-from benchmarks.provenance import provenance, run_workers, save
+from benchmarks.common import note, parser_of, print_head, print_row, result_file, run_workers
+from thinwire.bench.harness import Train, time_steps
+from thinwire.bench.plan import rotated
 from thinwire.data import Shards, ShuffleRing, load_mnist
-from thinwire.lab.emulate import Emulated
-from thinwire.wire.threads import ThreadWorld
+from thinwire.lab.emulate import EmulatedModel
+from thinwire.timings import Spread
+from thinwire.wire.local import LocalWorld
 
 WORKERS, BATCH, EPOCHS = 8, 32, 4
 RATE, MOMENTUM, HIDDEN = 0.1, 0.9, 256
@@ -61,13 +61,13 @@ def dealt(parts: NDArray[np.int64], seed: int) -> Batches:
 
 
 def ring(parts: NDArray[np.int64], seed: int) -> Batches:
-    """What ShuffleRing does: the real one, in threads, with the samples' numbers for samples."""
-    world = ThreadWorld(len(parts))
+    """The real ShuffleRing, in threads, with the numbers of samples as samples."""
+    world = LocalWorld(len(parts))
 
     def work(rank: int) -> list[NDArray[np.int64]]:
         held, model = torch.from_numpy(parts[rank].copy()), nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with tw.attach(model, optimizer, tw.Silent(), process_group=world.wire(rank)) as link:
+        with tw.attach(model, optimizer, tw.Silent(), process_group=world.lane(rank)) as link:
             shuffle, used = ShuffleRing(held, link=link, seed=seed), []
             for epoch in range(EPOCHS):
                 shuffle.set_epoch(epoch)
@@ -79,7 +79,7 @@ def ring(parts: NDArray[np.int64], seed: int) -> Batches:
 
 
 def _steps(order: NDArray[np.int64]) -> Batches:
-    """Whole batches only."""
+    """The order cut into whole batches, by step."""
     num_steps = order.shape[1] // BATCH
     return order[:, : num_steps * BATCH].reshape(len(order), num_steps, BATCH).swapaxes(0, 1)
 
@@ -123,7 +123,7 @@ def _forward(weights: list[Tensor], x: Tensor) -> Tensor:
 
 
 def _peers(seed: int) -> Iterator[NDArray[np.int64]]:
-    """Whom each worker hears in each step."""
+    """The peer that each worker receives from, by step."""
     generator = np.random.default_rng(seed)
     while True:
         order = generator.permutation(WORKERS)
@@ -148,7 +148,7 @@ def accuracies(folder: Path, seeds: range) -> dict[str, list[float]]:
         ("gossip, ShuffleRing", ring, True),
     ):
         results[name] = [train(batches(parts.reshape(WORKERS, -1), s), data, s, gossip=gossip) for s in seeds]
-        print(f"{name}: {results[name]}", file=sys.stderr, flush=True)
+        note(f"{name}: {results[name]}")
     return results
 
 
@@ -160,44 +160,46 @@ def measure(num_turns: int) -> list[dict[str, list[float]]]:
     num_steps, batch_size = 50, 128
     images = torch.randint(0, 256, (num_steps * batch_size, 32, 32, 3), dtype=torch.uint8)
     labels = torch.randint(0, 10, (len(images),))
-    model = Emulated.parse(NET)
+    model = EmulatedModel.parse(NET)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     turns = []
     with tw.attach(model, optimizer, tw.AllReduce()) as link:
         ways: list[Shards | ShuffleRing] = [Shards(num_samples=len(images))]
         ways.append(ShuffleRing(images, labels, link=link))
+
+        def epoch(way: Shards | ShuffleRing) -> Train:
+            def train(steps: int) -> None:
+                for batch in way.batches(batch_size):
+                    optimizer.zero_grad()
+                    model(images[batch].float()).mean().backward()
+                    optimizer.step()
+
+            return train
+
         for turn in range(num_turns + 1):
             spent: dict[str, list[float]] = {"step_s": [0.0, 0.0], "processor_s": [0.0, 0.0]}
-            for way in (0, 1) if turn % 2 else (1, 0):
+            for way in rotated((0, 1), turn):
                 ways[way].set_epoch(turn)
-                link.sum([0.0])  # all start together
-                began, processor_began = time.perf_counter(), time.process_time()
-                for batch in ways[way].batches(batch_size):
-                    x = images[batch].float()
-                    optimizer.zero_grad()
-                    model(x).mean().backward()
-                    optimizer.step()
-                spent["step_s"][way] = (time.perf_counter() - began) / num_steps
-                spent["processor_s"][way] = (time.process_time() - processor_began) / num_steps
+                link.all_reduce([0.0])  # all start together
+                timed = time_steps(epoch(ways[way]), num_steps)
+                for name in spent:
+                    spent[name][way] = timed[name]
             turns.append(spent)
     return turns[1:]  # the first one warms up
 
 
-def cost_table(turns: list[dict[str, list[float]]]) -> str:
-    rows = ["| | without | with the ring | difference, median (quartiles) |", "| --- | --- | --- | --- |"]
+def print_cost(turns: list[dict[str, list[float]]]) -> None:
+    print_head("", "without", "with the ring", "difference, median (quartiles)")
     for name, words in (("step_s", "a step"), ("processor_s", "processor time of it")):
         without, with_ring = zip(*(turn[name] for turn in turns), strict=True)
-        low, middle, high = statistics.quantiles(
-            [b - a for a, b in zip(without, with_ring, strict=True)], n=4
-        )
+        more = Spread.of([1e3 * (b - a) for a, b in zip(without, with_ring, strict=True)])
         base, new = 1e3 * statistics.median(without), 1e3 * statistics.median(with_ring)
-        spread = f"{1e3 * middle:+.2f} ms ({1e3 * low:+.2f}, {1e3 * high:+.2f}), {1e3 * middle / base:+.1%}"
-        rows.append(f"| {words} | {base:.2f} ms | {new:.2f} ms | {spread} |")
-    return "\n".join(rows)
+        spread = f"{more.median:+.2f} ms ({more.low:+.2f}, {more.high:+.2f}), {more.median / base:+.1%}"
+        print_row(words, f"{base:.2f} ms", f"{new:.2f} ms", spread)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder with MNIST, for accuracy")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=20)
@@ -205,21 +207,19 @@ def main() -> None:
     arguments = parser.parse_args()
     if "accuracy" in arguments.parts and arguments.data is None:
         parser.error("accuracy needs --data")
-    before, result = provenance(), dict[str, Any]()
+    trial = arguments.seeds < 3 or arguments.turns < 20
+    file, result = result_file("shuffle_ring", trial=trial), dict[str, Any]()
     if "accuracy" in arguments.parts:
         torch.set_num_threads(1)
         result["accuracy"] = accuracies(arguments.data, range(arguments.seeds))
-        print("| shards sorted by class | test accuracy, mean | by seed |\n| --- | --- | --- |")
+        print_head("shards sorted by class", "test accuracy, mean", "by seed")
         for name, values in result["accuracy"].items():
-            print(f"| {name} | {statistics.mean(values):.2f} % | {', '.join(f'{v:.2f}' for v in values)} |")
+            print_row(name, f"{statistics.mean(values):.2f} %", ", ".join(f"{v:.2f}" for v in values))
     if "cost" in arguments.parts:
         result["cost"] = run_workers(2, measure, arguments.turns)[0]
-        print(f"\n{cost_table(result['cost'])}")
-    trial = arguments.seeds < 3 or arguments.turns < 20
-    print(
-        save("shuffle_ring", {**result, "before": before, "after": provenance()}, trial=trial),
-        file=sys.stderr,
-    )
+        print()
+        print_cost(result["cost"])
+    note(str(file.save(result)))
 
 
 if __name__ == "__main__":

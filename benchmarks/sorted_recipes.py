@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.recipes.base import Data, Recipe, Training
-from thinwire.recipes.digits_cnn import digits_cnn
-from thinwire.recipes.mnist_cnn import mnist_cnn
+from thinwire.recipes.catalog import digits_cnn, mnist_cnn
 
 
 def digits() -> Recipe:
@@ -26,13 +25,13 @@ def sorted_by_class(recipe: Recipe) -> Recipe:
     """The recipe with its training samples in the order of their targets."""
 
     def training() -> Training:
-        from thinwire.recipes.held import tensors_of
+        from thinwire.recipes.partition import sample_tensors
 
         usual = recipe.training()
 
         def data(folder: Path | None) -> Data:
             whole = usual.data(folder)
-            tensors, samples = tensors_of(whole.train), whole.train
+            tensors, samples = sample_tensors(whole.train), whole.train
             order = tensors["targets"].argsort(stable=True)
             ordered: Any = replace(samples, **{name: tensor[order] for name, tensor in tensors.items()})  # type: ignore[type-var]
             return replace(whole, train=ordered)

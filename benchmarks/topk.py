@@ -12,31 +12,26 @@ shrinks by the same factor. The table is in seconds of the real net. What that c
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 import time
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from benchmarks.provenance import provenance, save
-from benchmarks.topk_cells import COLUMNS, PARTS, Cell, Measured, verdicts
+from benchmarks.common import note, parser_of, print_head, print_row, result_file, time_grid
+from benchmarks.topk_cells import COLUMNS, PARTS, TopKCell, TopKRow, verdicts
 from benchmarks.topk_expect import measured_alpha_s
 from benchmarks.topk_systems import STRATEGIES
 from thinwire.bench.config import BenchConfig
-from thinwire.bench.run import measure, prepare
 from thinwire.bench.step_table import FULL_NOTE, rows_of
-from thinwire.bench.systems import BASELINE, CEILING
-from thinwire.events import Event, StepTimed, read_events
+from thinwire.events import StepTimed
+from thinwire.timings import BASELINE, CEILING
 
 SYSTEMS = (CEILING, *STRATEGIES, BASELINE)
 TURNS = {4: 2, 8: 2, 16: 1, 32: 1}
 """By number of workers: more of them take longer, and the slowest of more of them varies less."""
 
 
-def measure_cell(cell: Cell, *, turns: int, block_s: float) -> list[StepTimed]:
-    """All systems by turns, in a lab of its own."""
+def measure_cell(cell: TopKCell, *, turns: int, block_s: float) -> list[StepTimed]:
+    """Time all systems by turns, in one lab."""
     config = BenchConfig(
         workers=(cell.workers,),
         rates_bits_per_s=(cell.rate_bits_per_s,),
@@ -48,75 +43,51 @@ def measure_cell(cell: Cell, *, turns: int, block_s: float) -> list[StepTimed]:
         block_s=max(block_s, 2 * cell.compute_s * cell.stretch),
         studies=(),
     )
-    setting = prepare(config, [*STRATEGIES, BASELINE])
-    if setting.no_lab is not None:
-        raise SystemExit(f"rates cannot be set here: {setting.no_lab}")
-    with tempfile.TemporaryDirectory() as scratch:
-        measure(Path(scratch), setting, _watch, lambda what, left_s: None)
-        return [e.record for e in read_events(Path(scratch)) if isinstance(e.record, StepTimed)]
+    return time_grid(config, [*STRATEGIES, BASELINE])
 
 
-def judged(records: list[StepTimed], cell: Cell, alpha_s: float) -> list[Measured]:
-    """A line per system."""
+def judged(records: list[StepTimed], cell: TopKCell, alpha_s: float) -> list[TopKRow]:
+    """A row per system."""
     rows = rows_of(records, SYSTEMS)
     topk_s = next(row.step_s.median for row in rows if row.system == "topk" and row.step_s is not None)
-    return [Measured.of(row, cell, topk_s=topk_s, alpha_s=alpha_s) for row in rows if row.step_s is not None]
+    return [TopKRow.of(row, cell, topk_s=topk_s, alpha_s=alpha_s) for row in rows if row.step_s is not None]
 
 
-def parse() -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.topk", description=(__doc__ or "").split("\n")[0]
-    )
+def main() -> None:
+    parser = parser_of(__doc__)
     names, counts = tuple(PARTS), tuple(TURNS)
     parser.add_argument("--quick", action="store_true", help="two small cells, to see that it works")
     parser.add_argument("--nets", nargs="+", choices=names, default=names, help="which (default: all)")
     parser.add_argument("--workers", type=int, nargs="+", choices=counts, default=counts, help="how many")
     parser.add_argument("--turns", type=int, help="of each system (2 with 4 and 8 workers, else 1)")
     parser.add_argument("--block", type=float, default=3.0, help="seconds of a turn, at least (default: 3)")
-    return parser.parse_args()
-
-
-def main() -> None:
-    """Measure, print, keep."""
-    arguments = parse()
+    arguments = parser.parse_args()
     if arguments.quick:
         arguments.nets, arguments.workers, arguments.turns = ["resnet20", "alexnet"], [4], 1
-    begin, found, raw = provenance(), list[Measured](), list[dict[str, Any]]()
+    file, found, raw = result_file("topk", trial=arguments.quick), list[TopKRow](), list[dict[str, Any]]()
     alpha_s = measured_alpha_s()
     print("## benchmarks/topk.py" + (" (quick: not a result)" if arguments.quick else ""))
     print(f"\nStart-up of a message between two idle hosts of the lab: {1e3 * alpha_s:.2f} ms\n")
-    print("| " + " | ".join(COLUMNS) + " |\n|" + " --- |" * len(COLUMNS), flush=True)
+    print_head(*COLUMNS)
     for workers in arguments.workers:
         for name in arguments.nets:
-            cell, began_s = Cell.of(name, workers), time.monotonic()
-            _note(f"{name}, {workers} workers, {cell.shown()} ...")
+            cell, began_s = TopKCell.of(name, workers), time.monotonic()
+            note(f"{name}, {workers} workers, {cell.shown()} ...")
             records = measure_cell(cell, turns=arguments.turns or TURNS[workers], block_s=arguments.block)
             own = judged(records, cell, alpha_s)
-            print("\n".join("| " + " | ".join(each.cells()) + " |" for each in own), flush=True)
+            for row in own:
+                print_row(*row.cells())
             found += own
             raw += [asdict(record) for record in records]
-            _note(f"  took {time.monotonic() - began_s:.0f} s")
+            note(f"  took {time.monotonic() - began_s:.0f} s")
     print("\n".join(["", FULL_NOTE, "", "### Goals", "", *verdicts(found)]))
     result = {
-        "begin": begin,
         "config": {**vars(arguments), "parts": {name: asdict(part) for name, part in PARTS.items()}},
         "alpha_s": alpha_s,
         "cells": [asdict(each) for each in found],
         "records": raw,
-        "end": provenance(),
     }
-    _note(f"\nsaved {save('topk', result, trial=arguments.quick)}")
-
-
-def _watch(folder: Path, event: Event) -> None:
-    if isinstance(event.record, StepTimed):
-        timed = event.record
-        _note(f"  turn {timed.turn + 1}: {timed.system}: {timed.unavailable or f'{timed.step_s:.3f} s'}")
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    note(f"\nsaved {file.save(result)}")
 
 
 if __name__ == "__main__":

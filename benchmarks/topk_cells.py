@@ -1,4 +1,4 @@
-"""The cells of topk.py: how each is emulated, what was measured in it, and what was to be shown."""
+"""The cells of topk.py, how each is emulated, their rows in the table, and the goals."""
 
 from __future__ import annotations
 
@@ -7,78 +7,78 @@ from dataclasses import dataclass
 
 from benchmarks.topk_expect import RATE_BITS_PER_S, alpha_beta_s, clock_step_s, paper_efficiency
 from benchmarks.topk_systems import DENSITY, STRATEGIES
-from thinwire.bench.step_table import FULL, Row
-from thinwire.bench.systems import CEILING
-from thinwire.hosts.rates import format_rate
+from thinwire.bench.step_table import FULL
+from thinwire.hosts.quantities import format_rate
 from thinwire.lab.nets import Net, known_net, parse_net
+from thinwire.timings import CEILING, Timing
 
 MOST = 1.25
-"""Goal: a step takes at most so many times the larger of compute and alpha-beta time."""
+"""Goal: longest step, relative to the larger of compute and alpha-beta time."""
 NOT_SLOWER = 1.02
-"""Goal: of TopK's step, from 8 workers and k = 10,000 on; 2 % are within the spread of turns."""
+"""Goal: longest step relative to TopK's, from 8 workers and k = 10,000 on; 2 % are the spread of turns."""
 LEAST = {("resnet50", 32): 0.9, ("vgg16", 32): 0.9}
-"""Goal: efficiency of the better of GTopK and OkTopK."""
+"""Goal: least efficiency of the better of GTopK and OkTopK."""
 DISTURBED = 1.05
-"""Where workers that send nothing take so many times their compute, something else ran on the machine."""
+"""Step of the ceiling, relative to compute, above which something else must have run on the machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
-    """How a net is emulated."""
+class Emulation:
+    """The scale and the least seconds at which a net is emulated."""
 
     scale: float
-    """Of net and rate."""
+    """Scale of net and rate."""
     worker_s: float
-    """Seconds of a step for each worker there is: with fewer, two cores would be busy with them all."""
+    """Least seconds of a step, per worker: with fewer, the two cores would be the limit."""
 
 
-PARTS: Mapping[str, Part] = {
-    "vgg16": Part(scale=1 / 8, worker_s=0.14),
-    "resnet50": Part(scale=1 / 8, worker_s=0.15),
-    "alexnet": Part(scale=1 / 32, worker_s=0.1),
-    "resnet20": Part(scale=1.0, worker_s=0.05),
-    "lstm-ptb": Part(scale=1 / 32, worker_s=0.1),
+PARTS: Mapping[str, Emulation] = {
+    "vgg16": Emulation(scale=1 / 8, worker_s=0.14),
+    "resnet50": Emulation(scale=1 / 8, worker_s=0.15),
+    "alexnet": Emulation(scale=1 / 32, worker_s=0.1),
+    "resnet20": Emulation(scale=1.0, worker_s=0.05),
+    "lstm-ptb": Emulation(scale=1 / 32, worker_s=0.1),
 }
 SHORTENED_S = 1.0
-"""A step that is longer by itself need not be longer than this, or than its workers need."""
+"""Longer steps are shortened to this, or to what their workers need."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cell:
+class TopKCell:
     """One net and number of workers, and how it is emulated."""
 
     net: Net
-    """At full size, with its own seconds."""
+    """The net at full size, with its own seconds."""
     workers: int
     scale: float
     stretch: float
     """Emulated seconds for one of the net's own."""
 
     @staticmethod
-    def of(name: str, workers: int) -> Cell:
+    def of(name: str, workers: int) -> TopKCell:
         net, part = known_net(name), PARTS[name]
         own_s = net.forward_s + net.backward_s
         step_s = max(workers * part.worker_s, min(own_s, SHORTENED_S))
         batch = round(net.batch * step_s / own_s)
-        return Cell(net=net, workers=workers, scale=part.scale, stretch=batch / net.batch)
+        return TopKCell(net=net, workers=workers, scale=part.scale, stretch=batch / net.batch)
 
     @property
     def spec(self) -> str:
-        """As the bench takes it: seconds are in proportion to the batch."""
+        """The net in the grammar of the bench: seconds are in proportion to the batch."""
         return f"{self.net.name},batch={round(self.net.batch * self.stretch)}"
 
     @property
     def rate_bits_per_s(self) -> float:
-        """As the bench takes it: it applies the scale itself."""
+        """The rate for the bench, which applies the scale itself."""
         return RATE_BITS_PER_S / self.stretch
 
     @property
     def compute_s(self) -> float:
-        """Of the real net."""
+        """Compute of the real net."""
         return self.net.forward_s + self.net.backward_s
 
     def emulated_wire_s(self, system: str, alpha_s: float) -> float:
-        """Alpha-beta time of this system's rounds as they are in the lab."""
+        """Alpha-beta time of this system's rounds in the lab."""
         if system == CEILING:
             return 0.0
         small = parse_net(self.spec, scale=self.scale)
@@ -86,13 +86,13 @@ class Cell:
         return alpha_beta_s(system, small, self.workers, alpha_s=alpha_s, bits_per_s=rate)
 
     def shown(self) -> str:
-        """In a table: scale, seconds and rate."""
+        """Scale, seconds and rate, for a table."""
         rate = format_rate(round(self.rate_bits_per_s * self.scale, -4))
         return f"1/{1 / self.scale:g}, {self.stretch:.3g} ({rate})"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
+class TopKRow:
     """One system in one cell; seconds are those of the real net, the processor's those of the lab."""
 
     net: str
@@ -115,7 +115,7 @@ class Measured:
     processor_full: bool
 
     @staticmethod
-    def of(row: Row, cell: Cell, *, topk_s: float, alpha_s: float) -> Measured:
+    def of(row: Timing, cell: TopKCell, *, topk_s: float, alpha_s: float) -> TopKRow:
         assert row.step_s is not None
         assert row.processor_s is not None
         assert row.efficiency is not None
@@ -126,7 +126,7 @@ class Measured:
         if row.system != CEILING:
             clock_s = clock_step_s(row.system, cell.net, cell.workers)
             paper = paper_efficiency(cell.net.name, row.system, cell.workers)
-        return Measured(
+        return TopKRow(
             net=cell.net.name,
             workers=cell.workers,
             system=row.system,
@@ -144,7 +144,7 @@ class Measured:
         )
 
     def cells(self) -> list[str]:
-        """As `COLUMNS` have it."""
+        """The row's text for each of `COLUMNS`."""
         return [
             self.net,
             str(self.workers),
@@ -167,8 +167,8 @@ COLUMNS = (
 )
 
 
-def verdicts(found: Sequence[Measured]) -> list[str]:
-    """What was to be shown, and whether it was."""
+def verdicts(found: Sequence[TopKRow]) -> list[str]:
+    """The goals, and whether they are reached."""
     sparse = [each for each in found if each.system in STRATEGIES]
     slow = [each for each in sparse if each.ratio > MOST]
     beside = [each for each in sparse if each.system != "topk" and _compared(each)]
@@ -191,10 +191,10 @@ def verdicts(found: Sequence[Measured]) -> list[str]:
     return lines
 
 
-def _compared(each: Measured) -> bool:
+def _compared(each: TopKRow) -> bool:
     return each.workers >= 8 and DENSITY * known_net(each.net).num_params >= 10_000
 
 
-def _named(some: Sequence[Measured]) -> str:
+def _named(some: Sequence[TopKRow]) -> str:
     names = [f"{each.system} {each.net} {each.workers}{FULL if each.processor_full else ''}" for each in some]
     return f"; not: {', '.join(names)}" if names else ""

@@ -1,6 +1,6 @@
-"""What a step of topk.py should take: by arithmetic, on the virtual clock, and in the paper.
+"""The step time that topk.py should find: by arithmetic, on the virtual clock, and in the paper.
 
-`python -m benchmarks.topk_expect` is what two hosts of a lab run to measure the start-up of a message.
+`python -m benchmarks.topk_expect` measures the start-up of a message between two hosts of a lab.
 """
 
 from __future__ import annotations
@@ -11,31 +11,24 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
-from torch.nn import Parameter
 
 import thinwire as tw
-from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES, bucket_bytes_at_scale
-from thinwire.bench.systems import BASELINE
-from thinwire.engine.buckets import make_buckets
+from benchmarks.common import lab_worker, run_in_lab
+from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES, bucket_bytes_at_scale, scale_of
 from thinwire.hosts.description import Description, Host, describe
-from thinwire.lab.control import Control
-from thinwire.lab.job import Job
 from thinwire.lab.nets import Net
-from thinwire.lab.run import run
-from thinwire.simulate.network import Network, hops
+from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
-from thinwire.simulate.sizes import pace
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.sizes import step_times, traffic
+from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
-from thinwire.traffic import Cluster, Round, Sizes
+from thinwire.timings import BASELINE
 
 RATE_BITS_PER_S = 1e9
 PAYLOAD = 1448 / 1514
-"""Of what a path carries; the rest are headers."""
+"""Share of a path that carries data; the rest are headers."""
 PAPER_ALPHA_S = 0.436e-3
 """Start-up of a message on the paper's cluster, as its authors measured it."""
-REGULAR_STEP = 100
-"""Any step after the first few, in which sparse strategies try out something else."""
 _ALONE = {"vgg16": 1317.333, "resnet20": 920.632, "alexnet": 173.469, "resnet50": 52.873, "lstm-ptb": 392.0}
 _PAPER: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "vgg16": {
@@ -69,7 +62,7 @@ the authors' scripts/icdcs2019/communication.py. Their dense runs are no DDP: a 
 
 
 def paper_efficiency(net: str, system: str, workers: int) -> float | None:
-    """What the paper measured in the same cell; None where it has nothing.
+    """The efficiency that the paper measured in the same cell; None where it has none.
 
     >>> round(paper_efficiency("resnet50", "gtopk", 32), 2)
     0.74
@@ -79,45 +72,35 @@ def paper_efficiency(net: str, system: str, workers: int) -> float | None:
 
 
 def strategy_of(system: str) -> Strategy:
-    """What sends as this system does."""
+    """A strategy with the traffic of this system."""
     return tw.AllReduce() if system == BASELINE else STRATEGIES[system]
 
 
 def bucket_bytes(system: str, net: Net, workers: int) -> int:
-    """As large as this system's buckets of this net are."""
+    """The size of this system's buckets for this net."""
     if system == BASELINE:
-        return round((DDP_BUCKET_MB << 20) * net.scale)
+        return round((DDP_BUCKET_MB << 20) * scale_of(net))
     return bucket_bytes_at_scale(net, strategy_of(system), workers)
 
 
-def sizes_of(net: Net, num_bytes: int) -> Sizes:
-    """The buckets of a net."""
-    shapes = [shape for layer in net.layers for shape in layer.shapes]
-    named = [(str(i), Parameter(torch.empty(shape, device="meta"))) for i, shape in enumerate(shapes)]
-    made = make_buckets(named, num_bytes)
-    return Sizes(
-        tuple((b.gradient.numel(), b.gradient.element_size()) for b in made),
-        exact=tuple(b.gradient.numel() - b.exact_from for b in made),
-    )
+def shapes_of(net: Net) -> list[tuple[int, ...]]:
+    """The parameters of a net."""
+    return [shape for layer in net.layers for shape in layer.shapes]
 
 
 def alpha_beta_s(system: str, net: Net, workers: int, *, alpha_s: float, bits_per_s: float) -> float:
-    """All rounds of a step one after another, by the strategy's own `rounds`, for the busiest worker."""
-    sizes = sizes_of(net, bucket_bytes(system, net, workers))
-    rounds = list(strategy_of(system).rounds(sizes, Cluster(world_size=workers), REGULAR_STEP))
+    """Seconds of a regular step's messages one after another, from its traffic, for the busiest worker."""
+    strategy, shapes, size = strategy_of(system), shapes_of(net), bucket_bytes(system, net, workers)
+    regular = strategy.adapts_in + 1
+    before, after = (
+        traffic(shapes, workers, strategy, steps=steps, bucket_bytes=size) for steps in (regular, regular + 1)
+    )
     bytes_per_s = PAYLOAD * bits_per_s / 8
     return max(
-        sum(_round_s(each, rank, workers, alpha_s, bytes_per_s) for each in rounds) for rank in range(workers)
+        alpha_s * (b.messages - a.messages)
+        + max(b.sent_bytes - a.sent_bytes, b.received_bytes - a.received_bytes) / bytes_per_s
+        for a, b in zip(before, after, strict=True)
     )
-
-
-def _round_s(what: Round, rank: int, workers: int, alpha_s: float, bytes_per_s: float) -> float:
-    traffic = what.traffic(rank, workers)
-    num_bytes = max(traffic.sent_bytes, traffic.received_bytes)
-    if num_bytes == 0:
-        return 0.0
-    in_a_row = 1 if what.op == "exchange" else hops(what, workers)
-    return in_a_row * alpha_s + num_bytes / bytes_per_s
 
 
 def clock_step_s(system: str, net: Net, workers: int) -> float:
@@ -131,13 +114,12 @@ def clock_step_s(system: str, net: Net, workers: int) -> float:
         for layer, share in zip(net.layers, net.shares(), strict=True)
         for place in range(len(layer.shapes))
     ]
-    ways = Ways(
+    model = ComputeModel(
         compute=Compute(forward_s=net.forward_s, backward_s=net.backward_s),
         shares=tuple(shares),
         bucket_bytes=bucket_bytes(system, net, workers),
     )
-    shapes = [shape for layer in net.layers for shape in layer.shapes]
-    return pace(shapes, network, strategy_of(system), ways, steps=2).step_s
+    return step_times(shapes_of(net), network, strategy_of(system), model, steps=2).step_s
 
 
 # -- the start-up of a message --------------------------------------------------------------------------
@@ -145,31 +127,22 @@ def clock_step_s(system: str, net: Net, workers: int) -> float:
 
 def measured_alpha_s() -> float:
     """Seconds that two hosts of a lab take to exchange a few bytes over Gloo, while nothing else runs."""
-    command = ("-m", "benchmarks.topk_expect")
-    outcome = run(Job(description=describe(hosts=2, rate="1gbit"), command=command, time_limit_s=60))
-    if outcome.exit_code != 0:
-        raise SystemExit(f"the probe ended with exit code {outcome.exit_code}")
+    outcome = run_in_lab(describe(hosts=2, rate="1gbit"), "benchmarks.topk_expect", time_limit_s=60)
     return float(outcome.reports[0])
 
 
 def _probe() -> None:
-    control = Control.of_this_worker()
-    assert control is not None, "only in a lab"
-    dist.init_process_group("gloo")
-    mine, theirs, peer = torch.ones(16), torch.empty(16), 1 - dist.get_rank()
-    times = []
-    for _ in range(300):
-        began_s = time.perf_counter()
-        receiving, sending = dist.irecv(theirs, peer), dist.isend(mine, peer)
-        assert receiving is not None
-        assert sending is not None
-        receiving.wait()
-        sending.wait()
-        times.append(time.perf_counter() - began_s)
-    if dist.get_rank() == 0:
-        control.report(statistics.median(times[50:]))
-    dist.barrier()
-    dist.destroy_process_group()
+    with lab_worker() as control:
+        mine, theirs, peer = torch.ones(16), torch.empty(16), 1 - dist.get_rank()
+        times = []
+        for _ in range(300):
+            began_s = time.perf_counter()
+            for work in (dist.irecv(theirs, peer), dist.isend(mine, peer)):
+                assert work is not None
+                work.wait()
+            times.append(time.perf_counter() - began_s)
+        if dist.get_rank() == 0:
+            control.report(statistics.median(times[50:]))
 
 
 if __name__ == "__main__":

@@ -12,15 +12,16 @@ from torch.optim import Optimizer
 import thinwire as tw
 from benchmarks.rivals import Joined
 from benchmarks.rivals.ddp import Ddp, joined
-from thinwire.bench.systems import BASELINE, Ours, System
-from thinwire.engine.attach import attach, usual_bucket_bytes
+from thinwire.bench.systems import Ours, System
+from thinwire.engine.attach import attach, default_bucket_bytes
 from thinwire.engine.link import Link
-from thinwire.lab.emulate import Emulated
-from thinwire.lab.nets import Net
+from thinwire.lab.emulate import EmulatedModel
+from thinwire.lab.nets import Net, known_net
 from thinwire.strategies.base import Strategy
+from thinwire.timings import BASELINE
 
 DDP_BUCKET_MB = 25
-"""torch's own."""
+"""torch's default."""
 DENSITY = 0.001
 STRATEGIES: dict[str, Strategy] = {
     "topk": tw.TopK(density=DENSITY),
@@ -29,22 +30,27 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
+def scale_of(net: Net) -> float:
+    """Its number of parameters, relative to the published net."""
+    return net.num_params / known_net(net.name).num_params
+
+
 def bucket_bytes_at_scale(net: Net, strategy: Strategy, world_size: int) -> int:
-    """How large buckets have to be for as many as the net has that this one stands for."""
-    whole = round(4 * net.num_params / net.scale)
-    return round(usual_bucket_bytes(whole, strategy, world_size) * net.scale)
+    """The bucket size that gives a scaled net as many buckets as the net at full size."""
+    whole = 4 * known_net(net.name).num_params
+    return round(default_bucket_bytes(whole, strategy, world_size) * scale_of(net))
 
 
 @dataclass(frozen=True, slots=True)
-class Scaled(Ours):
+class ScaledOurs(Ours):
     """A strategy of ours whose buckets shrink with the net."""
 
     @property
     def adapts_in(self) -> int:
-        return 0  # in its first steps it only finds out whether it pays
+        return 0  # its first steps only probe whether it pays
 
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Link:
-        assert isinstance(model, Emulated), "only emulated nets have a scale"
+        assert isinstance(model, EmulatedModel), "only emulated nets have a scale"
         size = bucket_bytes_at_scale(model.net, self.strategy, get_world_size())
         return attach(model, optimizer, self.strategy, bucket_bytes=size)
 
@@ -54,14 +60,14 @@ class ScaledDdp(Ddp):
     """DDP whose buckets shrink with the net."""
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
-        assert isinstance(model, Emulated), "only emulated nets have a scale"
-        scale = model.net.scale
-        # At full size torch's own, which makes the first one smaller. It wants whole ones, and takes any.
+        assert isinstance(model, EmulatedModel), "only emulated nets have a scale"
+        scale = scale_of(model.net)
+        # At full size torch's own choice, which makes the first bucket smaller. It takes fractions.
         cap_mb = None if scale == 1 else DDP_BUCKET_MB * scale
         return joined(DistributedDataParallel(model, bucket_cap_mb=cap_mb), optimizer)
 
 
 def all_rivals() -> dict[str, System]:
-    """What `thinwire.bench` looks for in a module of systems."""
-    ours = {name: Scaled(name, strategy) for name, strategy in STRATEGIES.items()}
+    """The systems, for `thinwire.bench`."""
+    ours = {name: ScaledOurs(name, strategy) for name, strategy in STRATEGIES.items()}
     return {**ours, BASELINE: ScaledDdp()}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 from torch import nn
@@ -14,10 +13,9 @@ from torch.optim import Optimizer
 from benchmarks.rivals import Joined
 
 
-@contextmanager
-def joined(wrapped: DistributedDataParallel, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
-    """The hooks on the parameters go when the wrapper goes, so the caller must not keep it."""
-    yield wrapped, optimizer
+def joined(wrapped: DistributedDataParallel, optimizer: Optimizer) -> Joined:
+    """The hooks on the parameters live as long as the wrapper, so the caller must not keep it."""
+    return nullcontext((wrapped, optimizer))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,14 +24,18 @@ class Ddp:
 
     name: str = "ddp"
     bucket_cap_mb: int | None = None
-    """torch's own: 25 MiB, the first one 1 MiB; given as 25, the first one would be as large."""
+    """None: 25 MiB and a first bucket of 1 MiB; with a number, the first one is as large as the others."""
+    views: bool = False
+    """DDP's `gradient_as_bucket_view`."""
     period: int = 1
 
     def available(self) -> str | None:
         return None
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
-        return joined(DistributedDataParallel(model, bucket_cap_mb=self.bucket_cap_mb), optimizer)
+        cap_mb, views = self.bucket_cap_mb, self.views
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=cap_mb, gradient_as_bucket_view=views)
+        return joined(wrapped, optimizer)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,7 @@ class PowerSgd:
 
     rank: int
     start_step: int = 2
-    """Steps of plain all-reduce before. torch's own 1000 would hide it in a short run; 2 is the least."""
+    """Steps of plain all-reduce first; torch's default of 1000 would hide it in a short run."""
     period: int = 1
 
     @property
@@ -69,9 +71,7 @@ class PowerSgd:
         return None
 
     def join(self, model: nn.Module, optimizer: Optimizer) -> Joined:
-        state = powerSGD_hook.PowerSGDState(
-            None, matrix_approximation_rank=self.rank, start_powerSGD_iter=self.start_step
-        )
+        state = powerSGD_hook.PowerSGDState(None, self.rank, self.start_step)
         # One bucket: with two under way, both of Gloo's threads wait in the hook for a third (torch 2.13).
         whole_mb = 1 + sum(p.nbytes for p in model.parameters()) // 2**20
         wrapped = DistributedDataParallel(model, bucket_cap_mb=whole_mb)

@@ -1,4 +1,4 @@
-"""What torchft's systems share: a manager for every worker, and one lighthouse.
+"""The manager of every worker and the one lighthouse that torchft's systems need.
 
 Every worker is a replica group of its own, with its own manager and store; the lighthouse runs beside
 worker 0.

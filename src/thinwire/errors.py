@@ -2,7 +2,7 @@
 
 ThinwireError
 |-- SettingError      a setting is wrong (also a ValueError): field, rule, value
-|-- UsageError        calls in an order or a place where they cannot work (also a RuntimeError)
+|-- UsageError        a call in an order or a place where it cannot work (also a RuntimeError)
 |-- DataError         data or a file is missing, damaged or not what it claims to be
 |-- MissingExtra      an optional dependency is not installed (also an ImportError)
 |-- NumericError      NaN or infinity where numbers were expected

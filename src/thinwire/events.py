@@ -1,4 +1,4 @@
-"""What a run says about itself: small records, one JSONL file per worker, and a reader that follows them.
+"""The records of a run: one JSONL file per worker, and a reader that follows them.
 
 A line is one record with its kind, the time and the rank:
 
@@ -13,11 +13,10 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 FOLDER = "events"
 
@@ -36,7 +35,7 @@ class RunStarted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where one worker stands; totals count from the start of training."""
+    """One worker's progress; totals count from the start of training."""
 
     kind: ClassVar[str] = "progress"
     step: int
@@ -46,18 +45,18 @@ class Progress:
     loss: float | None
     """Mean training loss of this worker since its last progress record."""
     samples_per_s: float
-    """Of this worker, since its last progress record."""
+    """Speed of this worker since its last progress record."""
     sent_bytes: int
     exposed_s: float
     train_s: float
     """Seconds spent training, evaluation left out."""
     instruments: Mapping[str, float] = field(default_factory=dict)
-    """What the strategy tells of itself at this moment."""
+    """The strategy's instruments at this moment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evaluated:
-    """The test set was gone through; values are over all workers."""
+    """A test result, over all workers."""
 
     kind: ClassVar[str] = "evaluated"
     step: int
@@ -67,12 +66,12 @@ class Evaluated:
     loss: float | None
     train_s: float
     distance: float | None = None
-    """Of the workers' models from their mean, relative to its size; None where it was not measured."""
+    """Distance of the workers' models from their mean, relative to its size; None: not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnded:
-    """A worker came to the end; the numbers are its own."""
+    """The totals of one worker that has finished."""
 
     kind: ClassVar[str] = "run_ended"
     steps: int
@@ -106,23 +105,23 @@ class Summary:
     train_s: float
     """Seconds of training, averaged over workers, evaluation left out."""
     samples_per_s: float
-    """Of all workers together."""
+    """Speed of all workers together."""
     sent_bytes: int
-    """By all workers together."""
+    """Bytes sent by all workers together."""
     sent_bytes_per_step: float
-    """By one worker, on average."""
+    """Bytes sent by one worker, on average."""
     messages: int
     exposed_share: float
-    """Part of the training time spent waiting for the wire, averaged over workers."""
+    """Share of the training time spent waiting for the wire, averaged over workers."""
     instruments: Mapping[str, float] = field(default_factory=dict)
-    """What the strategy tells of itself at the end, averaged over workers."""
-    caution: str = ""
-    """What the strategy has to say of a training with so many steps."""
+    """The strategy's instruments at the end, averaged over workers."""
+    advice: str = ""
+    """The strategy's advice on a training with this number of steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """A worker gives up, and why."""
+    """A worker has failed, and why."""
 
     kind: ClassVar[str] = "failed"
     host: str
@@ -131,14 +130,14 @@ class Failed:
     message: str
     hint: str = ""
     expected: bool = True
-    """Whether it is an error thinwire raises on purpose; else the log holds a traceback."""
+    """Whether thinwire raised the error on purpose; else the log holds a traceback."""
     consequence: bool = False
-    """Whether it only follows from another worker's failure."""
+    """Whether the error follows from another worker's failure."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTimed:
-    """One block of a benchmark: a few steps of one system, timed; numbers are per step and worker.
+    """One block of a benchmark: a few timed steps of one system; numbers are per step and worker.
 
     A system that cannot run has one record per cell, with the reason in `unavailable` and no numbers.
     """
@@ -150,37 +149,35 @@ class StepTimed:
     rate_bits_per_s: float | None
     """Bandwidth of every host's path; None over loopback, where no rate applies."""
     net: str
-    """What was trained, in the words it was asked for with."""
+    """The network that was trained, as given on the command line."""
     turn: int
-    """Blocks of the same turn followed each other closely: ratios are taken within a turn."""
+    """Blocks of one turn followed each other closely: ratios are taken within a turn."""
     step_s: float | None
-    """By the clock of the slowest worker."""
+    """Wall time of the slowest worker."""
     compute_s: float
-    """Forward and backward without any communication, in theory."""
+    """Theoretical time of forward and backward without communication."""
     exposed_s: float | None
-    """Waiting for the wire, mean over workers; None where a system does not tell."""
+    """Time spent waiting for the wire, mean over workers; None if the system does not report it."""
     processor_s: float | None
-    """Of all threads of a worker, mean over workers."""
+    """CPU time of all threads of a worker, mean over workers."""
     sent_bytes: float | None
-    """Counted by the hosts' interfaces, mean over workers; over loopback what a strategy says, or None."""
+    """Counted by the hosts' interfaces, mean over workers; over loopback the strategy's count, or None."""
     messages: float | None
-    """None where a system does not tell."""
+    """None if the system does not report it."""
     emulated: bool
     """Whether compute was emulated: layers that wait as long as an accelerator would take."""
     unavailable: str | None
     """Why this system could not run here ("not installed: ..."); None if it did."""
     metered_bytes: float | None = None
-    """What a strategy says it handed to the wire, beside what the interfaces counted."""
+    """Bytes that a strategy handed to the wire, beside what the interfaces counted."""
     processor_full: bool = False
-    """Whether the processors of this machine, not the wire, set the time."""
+    """Whether the processors of this machine, not the wire, limited the speed."""
     instruments: Mapping[str, float] = field(default_factory=dict)
-    """What a strategy tells of itself at the end of the block, mean over workers."""
+    """The strategy's instruments at the end of the block, mean over workers."""
 
 
 Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed
-KINDS: Mapping[str, type[Record]] = {
-    cls.kind: cls for cls in (RunStarted, Progress, Evaluated, RunEnded, Summary, Failed, StepTimed)
-}
+KINDS: Mapping[str, type[Record]] = {cls.kind: cls for cls in get_args(Record)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,32 +190,28 @@ class Event:
 
 
 def plain(record: Record) -> dict[str, object]:
-    """The fields of a record as strict JSON can hold them: NaN and infinity become None."""
+    """Return the fields of a record as strict JSON can hold them: NaN and infinity become None."""
     return {key: _finite(value) for key, value in asdict(record).items()}
 
 
 def to_line(event: Event) -> str:
-    """One line of JSON, without its newline."""
+    """Encode an event as one line of JSON, without its newline."""
     head = {"kind": event.record.kind, "time": event.time, "rank": event.rank}
     return json.dumps({**head, **plain(event.record)}, allow_nan=False, default=str)
 
 
 def from_line(line: str) -> Event | None:
-    """The event of a line; None if it is damaged or of a kind this version does not know.
+    """Decode a line; None if it is damaged or of a kind this version does not know.
 
-    Fields that this version does not know are left out, so newer files stay readable.
+    Unknown fields are ignored, so newer files stay readable.
     """
     try:
         data = json.loads(line)
         cls = KINDS[data["kind"]]
-        known = {f.name: data[f.name] for f in fields(cls) if f.name in data or _needed(f)}
+        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
         return Event(float(data["time"]), int(data["rank"]), cls(**known))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-def _needed(each: Field[object]) -> bool:
-    return each.default is MISSING and each.default_factory is MISSING
 
 
 def _finite(value: object) -> object:
@@ -234,8 +227,8 @@ def _finite(value: object) -> object:
 class EventWriter:
     """Appends one worker's records to its file in the run folder, each flushed at once.
 
-    A write is some 20 microseconds into the page cache. If the disk refuses (full, gone), training goes
-    on without its diary and one warning says so.
+    A write takes some 20 microseconds into the page cache. If the disk refuses (full, gone), training goes
+    on without events after one warning.
     """
 
     def __init__(self, run: Path, rank: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -244,13 +237,13 @@ class EventWriter:
         self._clock = clock
         self._broken = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = _ends_torn(self.path)
+        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
         self._file = self.path.open("a", encoding="utf-8")
-        if torn:  # a predecessor was killed in the middle of a line: do not glue ours to it
+        if torn:  # an earlier process was killed in the middle of a line: do not append to it
             self._file.write("\n")
 
     def write(self, record: Record) -> Event:
-        """Stamp and append `record`; return it as the readers will see it."""
+        """Append `record` with time and rank; return the event."""
         event = Event(self._clock(), self._rank, record)
         if not self._broken:
             try:
@@ -265,24 +258,14 @@ class EventWriter:
         """Close the file; closing twice does no harm."""
         try:
             self._file.close()
-        except OSError:  # what could not be flushed was already warned about
+        except OSError:  # the failed flush was already warned about
             pass
 
     def __enter__(self) -> EventWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _ends_torn(path: Path) -> bool:
-    if not path.exists() or path.stat().st_size == 0:
-        return False
-    with path.open("rb") as file:
-        file.seek(-1, 2)
-        return file.read(1) != b"\n"
 
 
 @dataclass(slots=True)
@@ -295,29 +278,21 @@ class EventReader:
     _offsets: dict[Path, int] = field(default_factory=dict)
 
     def poll(self) -> list[Event]:
-        """New events of all workers, in order of time. An unfinished last line waits for its end."""
-        events: list[Event] = []
+        """Return new events of all workers, in order of time. An unfinished last line waits for its end."""
+        found: list[Event | None] = []
         for path in sorted((self.run / FOLDER).glob("worker-*.jsonl")):
-            events.extend(self._parse(self._new_lines(path)))
+            with path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                chunk = file.read()
+            end = chunk.rfind(b"\n") + 1
+            self._offsets[path] = self._offsets.get(path, 0) + end
+            lines = chunk[:end].decode("utf-8", errors="replace").splitlines()
+            found += map(from_line, filter(str.strip, lines))
+        events = [event for event in found if event is not None]
+        self.skipped += len(found) - len(events)
         return sorted(events, key=lambda event: event.time)
-
-    def _new_lines(self, path: Path) -> list[str]:
-        with path.open("rb") as file:
-            file.seek(self._offsets.get(path, 0))
-            chunk = file.read()
-        end = chunk.rfind(b"\n") + 1
-        self._offsets[path] = self._offsets.get(path, 0) + end
-        return chunk[:end].decode("utf-8", errors="replace").splitlines()
-
-    def _parse(self, lines: Iterable[str]) -> Iterable[Event]:
-        for line in filter(str.strip, lines):
-            event = from_line(line)
-            if event is None:
-                self.skipped += 1
-            else:
-                yield event
 
 
 def read_events(run: Path) -> list[Event]:
-    """All events of a run, finished or not, in order of time."""
+    """Return all events of a run, finished or not, in order of time."""
     return EventReader(run).poll()

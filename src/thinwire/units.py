@@ -1,10 +1,11 @@
-"""Numbers in units people read; the command line and the report write them the same way."""
+"""Numbers in units people read, formatted alike on the command line and in the report."""
 
 from __future__ import annotations
 
 
 def as_bytes(count: float) -> str:
-    """
+    """Format a number of bytes.
+
     >>> as_bytes(0), as_bytes(230_346), as_bytes(4.2e9)
     ('0 B', '230 kB', '4.20 GB')
     """
@@ -19,7 +20,8 @@ def as_bytes(count: float) -> str:
 
 
 def as_percent(share: float) -> str:
-    """
+    """Format a share of 1.
+
     >>> as_percent(0.9861), as_percent(0.97)
     ('98.6 %', '97 %')
     """
@@ -27,7 +29,8 @@ def as_percent(share: float) -> str:
 
 
 def as_metric(name: str, value: float) -> str:
-    """
+    """Format a test metric.
+
     >>> as_metric("accuracy", 0.9861), as_metric("perplexity", 81.234)
     ('98.6 %', '81.23')
     """
@@ -35,7 +38,7 @@ def as_metric(name: str, value: float) -> str:
 
 
 def as_duration(seconds: float) -> str:
-    """How long people wait.
+    """Format a waiting time, to the second or minute.
 
     >>> as_duration(4.2), as_duration(247), as_duration(7384)
     ('4 s', '4 min 07 s', '2 h 03 min')
@@ -50,7 +53,7 @@ def as_duration(seconds: float) -> str:
 
 
 def as_seconds(seconds: float) -> str:
-    """A measured time, to three digits.
+    """Format a measured time, to three digits.
 
     >>> as_seconds(0), as_seconds(0.0453), as_seconds(1.684), as_seconds(247.3)
     ('0 s', '45.3 ms', '1.68 s', '247 s')
@@ -61,7 +64,8 @@ def as_seconds(seconds: float) -> str:
 
 
 def as_rate(bits_per_s: float) -> str:
-    """
+    """Format a bandwidth.
+
     >>> as_rate(200e6), as_rate(2.5e9)
     ('200 Mbit/s', '2.5 Gbit/s')
     """
@@ -72,7 +76,8 @@ def as_rate(bits_per_s: float) -> str:
 
 
 def as_ratio(ratio: float) -> str:
-    """
+    """Format a speed-up.
+
     >>> as_ratio(1.214), as_ratio(12.34)
     ('1.21x', '12.3x')
     """
@@ -80,7 +85,8 @@ def as_ratio(ratio: float) -> str:
 
 
 def three_digits(number: float) -> str:
-    """
+    """Format a number to three digits.
+
     >>> three_digits(1.2345), three_digits(12.345), three_digits(1234.5)
     ('1.23', '12.3', '1,234')
     """
@@ -89,7 +95,8 @@ def three_digits(number: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """
+    """Format a number with its noun.
+
     >>> count(1, "worker"), count(4, "worker")
     ('1 worker', '4 workers')
     """

@@ -1,40 +1,46 @@
-"""What a benchmark is to measure, as values, and the folder it goes into; no torch."""
+"""The configuration of a benchmark, its folder, and the provenance of its numbers; no torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import platform
+import subprocess
+import sys
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from thinwire.errors import check
-from thinwire.hosts.rates import check_rate
+from thinwire.hosts.quantities import check_rate
 from thinwire.lab.nets import parse_net
+from thinwire.recipes.config import versions
 
 FILE = "bench.json"
 RUNS = "runs"
-"""The folder in a bench folder that holds the run folders of its studies."""
+"""The part of a bench folder that holds the run folders of its studies."""
 REFERENCE_NET = "params=5e6,layers=16,forward=0.1,backward=0.2"
 SMALL_NET = "params=1.25e6,layers=16,forward=0.1,backward=0.2"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Study:
-    """A recipe trained by every system, to see how long each takes to what exact SGD reaches."""
+    """One recipe, trained by every system to the accuracy that exact SGD reaches."""
 
     recipe: str
     workers: int = 4
     rate_bits_per_s: float
     epochs: int
     batch_size: int | None = None
-    """Of one worker; None: the recipe's."""
+    """Samples per step and worker; None: the recipe's."""
     samples: int | None = None
-    """Trained on the first so many samples only, and judged by a quarter as many; None: on all."""
+    """Number of samples trained on, the first ones, and four times the number tested on; None: all."""
     evaluate_every: int
-    """Steps; how finely the time to the target is known."""
+    """Number of steps; the resolution of the time to the target."""
     minutes: float
-    """No further system is begun after these."""
+    """No further system is started after these."""
     data: str | None = None
 
 
@@ -45,19 +51,19 @@ class BenchConfig:
     workers: tuple[int, ...]
     rates_bits_per_s: tuple[float, ...]
     nets: tuple[str, ...]
-    """As `thinwire lab run --emulate` takes them."""
+    """In the grammar of `thinwire lab run --emulate`."""
     systems: tuple[str, ...] = ()
     """Names; the ceiling is always among them."""
     rivals: str | None = None
-    """The module they come from."""
+    """The module that rivals come from."""
     scale: float = 1.0
     """Shrinks nets and rates together."""
     turns: int
-    """At most so many blocks per system and cell,"""
+    """Most blocks per system and cell."""
     minutes: float
-    """as far as the time allows: the first turn is always completed."""
+    """Time for all turns; the first turn is completed in any case."""
     block_s: float
-    """How long a block is timed, at least two steps."""
+    """Timed seconds of a block, at least two steps."""
     studies: tuple[Study, ...]
 
     def __post_init__(self) -> None:
@@ -80,12 +86,7 @@ STANDARD = BenchConfig(
     block_s=1.2,
     studies=(
         Study(
-            recipe="mnist-cnn",
-            rate_bits_per_s=100e6,
-            epochs=1,
-            samples=20_000,
-            evaluate_every=15,
-            minutes=5,
+            recipe="mnist-cnn", rate_bits_per_s=100e6, epochs=1, samples=20_000, evaluate_every=15, minutes=5
         ),
         Study(
             recipe="cifar-resnet20",
@@ -120,14 +121,44 @@ def run_folder(bench: Path, study: Study, system: str) -> Path:
 
 
 def write(folder: Path, config: BenchConfig, more: Mapping[str, Any]) -> None:
-    """Keep the configuration, and where its numbers come from."""
+    """Write the configuration and the provenance of the numbers."""
     content = {"config": asdict(config), **more}
     (folder / FILE).write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
 def read(folder: Path) -> BenchConfig:
-    """The configuration kept in a bench folder."""
+    """Read the configuration of a bench folder."""
     config = json.loads((folder / FILE).read_text(encoding="utf-8"))["config"]
     studies = tuple(Study(**study) for study in config.pop("studies"))
     lists = {key: tuple(value) for key, value in config.items() if isinstance(value, list)}
     return BenchConfig(**{**config, **lists}, studies=studies)
+
+
+def provenance() -> dict[str, Any]:
+    """Everything about a measurement that is not its own config or data."""
+    return {
+        "command": [Path(part).name if part.startswith("/") else part for part in sys.argv],
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "commit": _git("rev-parse", "HEAD"),
+        "changed_files": _git("status", "--porcelain", "--untracked-files=no").splitlines(),
+        **versions(),
+        "kernel": platform.release(),
+        "processor": _line("/proc/cpuinfo", "model name"),
+        "cores": os.cpu_count(),
+        "memory": _line("/proc/meminfo", "MemTotal"),
+        "load_average": os.getloadavg(),
+    }
+
+
+def _git(*arguments: str) -> str:
+    """Git's answer about the checkout of this package; empty outside a checkout."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except OSError:
+        return ""
+
+
+def _line(path: str, key: str) -> str:
+    lines = Path(path).read_text().splitlines() if Path(path).exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(key)), "unknown")

@@ -1,71 +1,58 @@
-"""What is measured in which order, and how long it will take: arithmetic only; no torch, no clock.
+"""The order and the expected duration of a benchmark: arithmetic only; no torch, no clock.
 
-One turn goes through all cells, and in each through all systems, one block after another, so that a busy
-moment of the machine hits neighbours alike. Every turn begins with another system. After the first turn, a
-cell that does not fit into the time any more is left out.
+A turn goes through all cells, and in each cell through one block of every system, so that a busy moment of
+the machine hits neighbours alike. After the first turn, a cell that no longer fits into the time is skipped.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from thinwire.bench.config import BenchConfig
 from thinwire.lab.nets import parse_net
+from thinwire.timings import GridCell
 
+T = TypeVar("T")
 START_S = 8.0
-"""A lab with its workers."""
+"""Starting a lab with its workers."""
 JOIN_S = 1.0
 JOIN_S_PER_WORKER = 0.15
 """Joining, warming up and taking off again; processes share the cores."""
 LONG_STEP_S = 3.0
-"""A step that waits for the wire as long as this is the same every time."""
+"""One step of this length is enough: waiting for the network dominates it, and hardly varies."""
 EXACT_SHARE = 0.5
-"""Of the systems, about so many send as much as exact SGD does."""
+"""Share of the systems that send about as much as exact SGD."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """A place in the grid, where all systems are compared."""
-
-    workers: int
-    rate_bits_per_s: float | None
-    """None over loopback."""
-    net: str
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """A few steps of one system."""
-
-    cell: Cell
-    system: str
-    turn: int
-
-
-def cells(config: BenchConfig, workers: int, *, shaped: bool) -> list[Cell]:
-    """The cells of one set of processes; over loopback, where no rate applies, one for each net."""
+def cells(config: BenchConfig, workers: int, *, shaped: bool) -> list[GridCell]:
+    """The cells of one number of workers; over loopback, where no rate applies, one for each net."""
     rates: Sequence[float | None] = config.rates_bits_per_s if shaped else [None]
-    return [Cell(workers, rate, net) for net in config.nets for rate in rates]
+    return [GridCell(workers, rate, net) for net in config.nets for rate in rates]
 
 
-def blocks_of(config: BenchConfig, cell: Cell, turn: int) -> list[Block]:
-    """The blocks of one cell in one turn, in order."""
-    first = turn % len(config.systems)
-    order = config.systems[first:] + config.systems[:first]
-    return [Block(cell, system, turn) for system in order]
+def rotated(systems: Sequence[T], turn: int) -> list[T]:
+    """The order of one turn: every turn begins with another system, the same on all workers.
+
+    >>> rotated(["a", "b", "c"], turn=4)
+    ['b', 'c', 'a']
+    """
+    first = turn % len(systems)
+    return [*systems[first:], *systems[:first]]
 
 
-def compute_s(cell: Cell) -> float:
-    """Forward and backward of one step."""
+def compute_s(cell: GridCell) -> float:
+    """Seconds of forward and backward in one step."""
     net = parse_net(cell.net)
     return net.forward_s + net.backward_s
 
 
-def exact_step_s(cell: Cell) -> float:
-    """A step that sends every gradient around a ring after computing.
+def exact_step_s(cell: GridCell) -> float:
+    """Seconds of a step that sends every gradient around a ring after computing.
 
-    >>> round(exact_step_s(Cell(8, 200e6, "params=5e6,layers=16,forward=0.1,backward=0.2")), 3)
+    >>> round(exact_step_s(GridCell(8, 200e6, "params=5e6,layers=16,forward=0.1,backward=0.2")), 3)
     1.7
     """
     if cell.rate_bits_per_s is None:
@@ -74,25 +61,25 @@ def exact_step_s(cell: Cell) -> float:
     return compute_s(cell) + bits / cell.rate_bits_per_s
 
 
-def block_s(cell: Cell, timed_s: float) -> float:
-    """What one block takes, on average over systems: joining, one step to settle, the timed ones."""
+def block_s(cell: GridCell, timed_s: float) -> float:
+    """Expected seconds of one block, averaged over systems: joining, one step to settle, the timed steps."""
     exact_s = exact_step_s(cell)
     dense_s = exact_s + max(timed_s, exact_s if exact_s > LONG_STEP_S else 2 * exact_s)
-    thin_s = compute_s(cell) + timed_s
-    own_s = JOIN_S + JOIN_S_PER_WORKER * cell.workers
-    return own_s + EXACT_SHARE * dense_s + (1 - EXACT_SHARE) * thin_s
+    sparse_s = compute_s(cell) + timed_s
+    join_s = JOIN_S + JOIN_S_PER_WORKER * cell.workers
+    return join_s + EXACT_SHARE * dense_s + (1 - EXACT_SHARE) * sparse_s
 
 
 def turn_s(config: BenchConfig, workers: int, *, shaped: bool) -> float:
-    """What one turn takes."""
+    """Expected seconds of one turn."""
     each = (block_s(cell, config.block_s) for cell in cells(config, workers, shaped=shaped))
     return len(config.systems) * sum(each)
 
 
 def num_steps(*, timed_s: float, period: int, settle_s: float, compute_s: float) -> int:
-    """How many steps to time: whole periods, about `timed_s` in all, at least two unless steps are long.
+    """The number of steps to time: whole periods, about `timed_s` in all, at least two unless steps are long.
 
-    `settle_s` is what one period took whose steps, but for the last, computed in no time.
+    `settle_s` is the duration of one period in which only the last step computed.
 
     >>> num_steps(timed_s=2.0, period=1, settle_s=0.5, compute_s=0.3)
     4
@@ -101,42 +88,50 @@ def num_steps(*, timed_s: float, period: int, settle_s: float, compute_s: float)
     >>> num_steps(timed_s=2.0, period=8, settle_s=0.5, compute_s=0.3)
     8
     """
-    whole_s = max(settle_s, compute_s, 1e-3) + (period - 1) * compute_s
-    least = 1 if whole_s > LONG_STEP_S else 2
-    return max(period * max(1, round(timed_s / whole_s)), least)
+    period_s = max(settle_s, compute_s, 1e-3) + (period - 1) * compute_s
+    least = 1 if period_s > LONG_STEP_S else 2
+    return whole_periods(max(period * round(timed_s / period_s), least), period)
+
+
+def whole_periods(steps: int, period: int) -> int:
+    """`steps` rounded up to whole periods.
+
+    >>> whole_periods(9, period=4), whole_periods(8, period=1)
+    (12, 8)
+    """
+    return period * math.ceil(steps / period)
 
 
 def fits(*, turn: int, elapsed_s: float, took_s: float, allowed_s: float) -> bool:
-    """Whether there is time for a cell once more; the first turn is always completed."""
+    """Whether there is time for another turn of a cell; the first turn is always completed."""
     return turn == 0 or elapsed_s + took_s <= allowed_s
 
 
 @dataclass(slots=True)
 class Outlook:
-    """How long it will go on, corrected by how long it took so far."""
+    """Estimates the time that is left, corrected by the time spent so far."""
 
     config: BenchConfig
     shaped: bool
     studies_s: float
-    """What the studies may take."""
-    _spent: dict[int, float] = field(default_factory=dict)
+    """Seconds allowed for the studies."""
+    spent: dict[int, float] = field(default_factory=dict)
+    """Seconds that a number of workers took."""
+
+    def _left(self) -> dict[int, float]:
+        """Seconds of one turn, by the numbers of workers that are still to come."""
+        left = [workers for workers in self.config.workers if workers not in self.spent]
+        return {workers: turn_s(self.config, workers, shaped=self.shaped) for workers in left}
 
     def allowed_s(self, workers: int) -> float:
-        """Seconds for the turns of this number of workers: a share of what is left, by estimate."""
-        left = [count for count in self.config.workers if count not in self._spent]
-        seconds = {count: turn_s(self.config, count, shaped=self.shaped) for count in left}
-        rest_s = 60 * self.config.minutes - sum(self._spent.values()) - START_S * len(left)
-        return max(rest_s, 0.0) * seconds[workers] / sum(seconds.values())
-
-    def spent(self, workers: int, seconds: float) -> None:
-        """One set of processes has ended."""
-        self._spent[workers] = seconds
+        """Seconds for the turns of this number of workers: its estimated share of the time left."""
+        left = self._left()
+        rest_s = 60 * self.config.minutes - sum(self.spent.values()) - START_S * len(left)
+        return max(rest_s, 0.0) * left[workers] / sum(left.values())
 
     def left_s(self) -> float:
-        """All that is still to come."""
-        left = [count for count in self.config.workers if count not in self._spent]
-        seconds = START_S * len(left) + self.studies_s
-        for count in left:
-            once_s = turn_s(self.config, count, shaped=self.shaped)
-            seconds += max(once_s, min(self.config.turns * once_s, self.allowed_s(count)))
-        return seconds
+        """Expected seconds until the end."""
+        return self.studies_s + sum(
+            START_S + max(once_s, min(self.config.turns * once_s, self.allowed_s(workers)))
+            for workers, once_s in self._left().items()
+        )

@@ -1,74 +1,76 @@
-"""Runs a benchmark from outside: one lab per number of workers, events as they come; no torch of its own."""
+"""Runs a benchmark, one lab per number of workers, and writes its tables; imports no torch."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from thinwire.bench import accuracy_table, step_table
 from thinwire.bench import config as configs
-from thinwire.bench.config import RUNS, BenchConfig, Study
+from thinwire.bench.config import RUNS, BenchConfig, Study, provenance
 from thinwire.bench.plan import Outlook
-from thinwire.bench.provenance import provenance
-from thinwire.bench.systems import HOW_TO_GET_RIVALS, Family, choose, family_of, find, load_rivals
+from thinwire.bench.step_table import Table
+from thinwire.bench.systems import HOW_TO_GET_RIVALS, choose, family_of, find, load_rivals
 from thinwire.errors import DataError, ThinwireError, UsageError
-from thinwire.events import Event, EventReader, Failed, read_events
+from thinwire.events import Event, EventReader, StepTimed, read_events
 from thinwire.hosts.description import Description, Host
-from thinwire.lab.job import Job
 from thinwire.lab.namespaces import enter_command
+from thinwire.lab.run import Job
 from thinwire.lab.run import run as run_lab
 from thinwire.recipes import registry
+from thinwire.recipes.follow import RunState, explain, follow
 from thinwire.recipes.launch import LOG, LocalWorkers
+from thinwire.timings import Family
 
 POLL_S = 0.2
 MODULE = "thinwire.bench.worker"
 LONGEST_BLOCK_S = 600.0
-"""On top of twice the time it should take, a part may take this long before it is given up."""
+"""Grace period beyond twice the expected time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What was found before anything was measured."""
+class BenchSetup:
+    """The configuration, and what is available on this machine to carry it out."""
 
     config: BenchConfig
     no_lab: str | None
-    """Why labs cannot be made here; None if they can."""
+    """Why this machine cannot run labs; None if it can."""
     no_rivals: str | None
-    """Why there are none."""
+    """Why there are no rivals; None if there are."""
     families: dict[str, Family]
-    """What each system is: the ceiling, ours, or a rival."""
+    """By system: the ceiling, ours, or a rival."""
     absent: dict[str, str]
-    """Systems that cannot run here, and why."""
+    """Why a system cannot run here, by system."""
     no_data: dict[str, str] = field(default_factory=dict)
-    """Recipes whose data is missing, and what to do."""
+    """Why a recipe's data is missing and what to do, by recipe."""
 
     @property
     def shaped(self) -> bool:
         return self.no_lab is None
 
     def outlook(self) -> Outlook:
-        """How long it will take."""
+        """The expected duration."""
         studies = [study for study in self.config.studies if study.recipe not in self.no_data]
         return Outlook(self.config, self.shaped, 60 * sum(study.minutes for study in studies))
 
 
-def prepare(config: BenchConfig, systems: list[str] | None) -> Setting:
-    """Look at what is there: labs, rivals, data. Wrong settings are refused here."""
+def prepare(config: BenchConfig, systems: list[str] | None) -> BenchSetup:
+    """Find out which labs, rivals and data there are; wrong settings are refused here."""
     rivals = load_rivals(config.rivals)
     names = choose(systems, rivals)
-    config = replace(config, systems=tuple(names))
-    systems_by_name = {name: find(name, rivals) for name in names}
-    reasons = {name: system.available() for name, system in systems_by_name.items()}
-    return Setting(
-        config=config,
+    chosen = {name: find(name, rivals) for name in names}
+    return BenchSetup(
+        config=replace(config, systems=tuple(names)),
         no_lab=_no_lab(),
         no_rivals=None if rivals else f"not found: {HOW_TO_GET_RIVALS}",
-        families={name: family_of(system) for name, system in systems_by_name.items()},
-        absent={name: reason for name, reason in reasons.items() if reason is not None},
+        families={name: family_of(system) for name, system in chosen.items()},
+        absent={name: why for name, system in chosen.items() if (why := system.available()) is not None},
         no_data={study.recipe: why for study in config.studies if (why := _no_data(study)) is not None},
     )
 
@@ -95,18 +97,18 @@ def _no_data(study: Study) -> str | None:
 Watch = Callable[[Path, Event], object]
 
 
-def measure(folder: Path, setting: Setting, watch: Watch, begin: Callable[[str, float], object]) -> None:
-    """Measure everything into `folder`; `watch` sees every event, `begin` what starts and the seconds left.
+def measure(folder: Path, setup: BenchSetup, watch: Watch, begin: Callable[[str, float], object]) -> None:
+    """Measure everything into `folder`; `watch` gets every event, `begin` what starts and the seconds left.
 
-    An error leaves behind what was measured until then.
+    After an error, `folder` holds everything measured until then.
     """
-    config, outlook = setting.config, setting.outlook()
+    config, outlook = setup.config, setup.outlook()
     about: dict[str, Any] = {
-        "network": "lab" if setting.shaped else f"loopback: {setting.no_lab}",
-        "rivals": setting.no_rivals or "found",
-        "families": setting.families,
-        "absent": setting.absent,
-        "no_data": setting.no_data,
+        "network": "lab" if setup.shaped else f"loopback: {setup.no_lab}",
+        "rivals": setup.no_rivals or "found",
+        "families": setup.families,
+        "absent": setup.absent,
+        "no_data": setup.no_data,
         "begin": provenance(),
     }
     configs.write(folder, config, about)
@@ -115,57 +117,42 @@ def measure(folder: Path, setting: Setting, watch: Watch, begin: Callable[[str, 
             begin(f"step time, {workers} workers", outlook.left_s())
             allowed_s = outlook.allowed_s(workers)
             began = time.monotonic()
-            _run(folder, workers, setting, ("steps", f"{allowed_s:.0f}"), allowed_s)
-            outlook.spent(workers, time.monotonic() - began)
+            _run(folder, workers, setup, ("steps", f"{allowed_s:.0f}"), allowed_s)
+            outlook.spent[workers] = time.monotonic() - began
         for number, study in enumerate(config.studies):
-            if study.recipe in setting.no_data:
+            if study.recipe in setup.no_data:
                 continue
             begin(f"time to accuracy, {study.recipe}", outlook.left_s())
-            _run(folder, study.workers, setting, ("study", str(number)), 60 * study.minutes)
+            _run(folder, study.workers, setup, ("study", str(number)), 60 * study.minutes)
             outlook.studies_s -= 60 * study.minutes
     configs.write(folder, config, {**about, "end": provenance()})
 
 
-def _run(folder: Path, workers: int, setting: Setting, what: tuple[str, ...], expected_s: float) -> None:
-    """One set of processes, from start to end."""
-    limit_s = 2 * expected_s + LONGEST_BLOCK_S
-    if setting.shaped:
-        rate = max(setting.config.rates_bits_per_s)
+def _run(folder: Path, workers: int, setup: BenchSetup, what: tuple[str, ...], expected_s: float) -> None:
+    """Run one set of worker processes to its end."""
+    limit_s, failure = 2 * expected_s + LONGEST_BLOCK_S, None
+    state, reader = RunState(workers), EventReader(folder)
+    if setup.shaped:
+        rate = max(setup.config.rates_bits_per_s)
         hosts = tuple(Host(index=index, rate_bit_per_s=rate) for index in range(workers))
         command = ("-m", MODULE, str(folder), *what)
         job = Job(description=Description(hosts=hosts), command=command, time_limit_s=limit_s, prefix=False)
         status = run_lab(job).exit_code
     else:
-        status = _run_local(folder, workers, what, limit_s)
+        with LocalWorkers(folder, workers, module=MODULE, arguments=what) as running:
+            status = follow(running, reader, state, limit_s=limit_s)
+        failure = running.failure
     if status != 0:
-        raise explained(folder, status)
-
-
-def _run_local(folder: Path, workers: int, what: tuple[str, ...], limit_s: float) -> int:
-    until = time.monotonic() + limit_s
-    with LocalWorkers(folder, workers, module=MODULE, arguments=what) as running:
-        while (status := running.poll()) is None:
-            if time.monotonic() > until:
-                return 124
-            time.sleep(POLL_S)
-    return status
-
-
-def explained(folder: Path, status: int) -> ThinwireError:
-    """Why the workers ended early, as far as they have told."""
-    failures = [event for event in read_events(folder) if isinstance(event.record, Failed)]
-    causes = [event.record for event in failures if isinstance(event.record, Failed)]
-    first = next((cause for cause in causes if not cause.consequence), causes[0] if causes else None)
-    said = f"{first.error}: {first.message}" if first else f"exit code {status}"
-    return ThinwireError(
-        f"the benchmark ended early: {said}",
-        hint=f"what was measured is kept; the output is in {folder / LOG}",
-    )
+        state.apply(reader.poll())
+        raise ThinwireError(
+            f"the benchmark ended early: {explain(folder, state, status, failure).message}",
+            hint=f"what was measured is kept; the output is in {folder / LOG}",
+        )
 
 
 @contextmanager
 def following(folder: Path, watch: Watch) -> Iterator[None]:
-    """Hand every new event of the benchmark and of its runs to `watch`, from a thread of its own."""
+    """Hand every new event of the benchmark and of its runs to `watch`, in a separate thread."""
     readers = {folder: EventReader(folder)}
     over = threading.Event()
 
@@ -188,3 +175,34 @@ def following(folder: Path, watch: Watch) -> Iterator[None]:
         over.set()
         thread.join()
         poll()
+
+
+def write_results(folder: Path, setup: BenchSetup) -> dict[str, list[Table]]:
+    """Write the tables of everything measured so far beside the events, as Markdown and as JSON; return them
+    by title: one per cell, and one per study."""
+    config = setup.config
+    remark = "" if setup.shaped else " (loopback: no lab here, so rates do not apply)"
+    timed = [event.record for event in read_events(folder) if isinstance(event.record, StepTimed)]
+    step_rows = step_table.rows_of(timed, config.systems)
+    accuracy_rows: list[accuracy_table.AccuracyRow] = []
+    tables = {"Step time": step_table.tables_of(step_rows), "Time to accuracy": []}
+    for study in config.studies:
+        if (reason := setup.no_data.get(study.recipe)) is not None:
+            tables["Time to accuracy"].append(accuracy_table.missing_table(study, reason))
+            continue
+        rows = accuracy_table.rows_of(folder, config, study, setup.absent, counted=setup.shaped)
+        tables["Time to accuracy"].append(accuracy_table.table_of(study, rows, remark))
+        accuracy_rows += rows
+    head = [] if setup.shaped else [f"Measured over loopback, so rates do not apply: {setup.no_lab}"]
+    if config.scale != 1:
+        head.append(f"Nets and rates are scaled by {config.scale:g}; seconds are not.")
+    if setup.no_rivals is not None:
+        head.append(f"Rivals: {setup.no_rivals}")
+    all_rows: list[Sequence[Any]] = [step_rows, accuracy_rows]
+    for (title, found), rows_ in zip(tables.items(), all_rows, strict=True):
+        place = folder / title.lower().replace(" ", "_")
+        parts = [f"## {title}", *head, *(table.markdown() for table in found)]
+        place.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+        content = json.dumps([asdict(row) for row in rows_], indent=1) + "\n"
+        place.with_suffix(".json").write_text(content, encoding="utf-8")
+    return tables

@@ -1,165 +1,97 @@
-"""Step times as a table: efficiency against the ceiling, bytes, messages, waiting; no torch."""
+"""Tables as text, and those of step times: efficiency, bytes, messages, exposed time; no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from thinwire.bench.plan import Cell
-from thinwire.bench.systems import BASELINE, CEILING
-from thinwire.bench.table import Table, as_megabytes, of_known, short
 from thinwire.events import StepTimed
-from thinwire.hosts.rates import format_rate
+from thinwire.hosts.quantities import format_rate
 from thinwire.lab.nets import parse_net
-from thinwire.spread import Spread
+from thinwire.timings import BASELINE, GridCell, Timing, timings
+from thinwire.units import count
 
 COLUMNS = (
-    "system",
-    "step, s",
-    "quartiles",
-    "efficiency",
-    f"{BASELINE} = 1",
-    "MB sent",
-    "messages",
-    "exposed, s",
-    "processor, s",
+    *("system", "step, s", "quartiles", "efficiency", f"{BASELINE} = 1", "MB sent", "messages"),
+    *("exposed, s", "processor, s"),
 )
 FULL = "*"
 FULL_NOTE = f"{FULL} the processors of this machine, not the wire, set the time"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One system in one cell, over all turns; numbers are per step and worker."""
+class Table:
+    """A titled table; the first column holds words, the others numbers."""
 
-    workers: int
-    rate_bits_per_s: float | None
-    net: str
-    system: str
-    family: str
-    turns: int
-    step_s: Spread | None = None
-    efficiency: Spread | None = None
-    """The ceiling's step time over this one's, of the same turn."""
-    speed_up: Spread | None = None
-    """The baseline's step time over this one's, of the same turn."""
-    exposed_s: Spread | None = None
-    processor_s: Spread | None = None
-    sent_bytes: Spread | None = None
-    metered_bytes: Spread | None = None
-    messages: Spread | None = None
-    processor_full: bool = False
-    unavailable: str | None = None
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
 
-    @property
-    def cell(self) -> Cell:
-        return Cell(self.workers, self.rate_bits_per_s, self.net)
-
-    def texts(self) -> tuple[str, ...]:
-        """As `COLUMNS` have it."""
-        if self.step_s is None or self.processor_s is None:
-            return (self.system, short(self.unavailable or "not measured"), *["-"] * (len(COLUMNS) - 2))
-        full = FULL if self.processor_full else ""
-        return (
-            self.system + full,
-            self.step_s.show(3),
-            self.step_s.show_quartiles(3),
-            "-" if self.efficiency is None else f"{100 * self.efficiency.median:.0f} %",
-            "-" if self.speed_up is None else self.speed_up.show(2),
-            "-" if self.sent_bytes is None else as_megabytes(self.sent_bytes.median),
-            "-" if self.messages is None else self.messages.show(0),
-            "-" if self.exposed_s is None else self.exposed_s.show(3),
-            self.processor_s.show(3),
-        )
+    def markdown(self) -> str:
+        """The table as Markdown, under a heading."""
+        rule = ["---", *["---:"] * (len(self.columns) - 1)]
+        lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
+        return "\n".join([f"### {self.title}", "", *lines, "", *(f"{note}\n" for note in self.notes)])
 
 
-def rows_of(records: Sequence[StepTimed], systems: Sequence[str]) -> list[Row]:
-    """One row for every system in every cell that was begun."""
-    grouped: dict[Cell, dict[str, dict[int, StepTimed]]] = {}
-    for record in records:
-        cell = Cell(record.workers, record.rate_bits_per_s, record.net)
-        grouped.setdefault(cell, {}).setdefault(record.system, {})[record.turn] = record
-    return [
-        _row(cell, name, found[name], found)
-        for cell, found in grouped.items()
-        for name in systems
-        if name in found
-    ]
+def as_megabytes(count: float) -> str:
+    """
+    >>> as_megabytes(7_548_206), as_megabytes(81_673), as_megabytes(527)
+    ('7.55', '0.0817', '0')
+    """
+    return f"{count / 1e6:.3g}" if count >= 1e3 else "0"
 
 
-def _row(
-    cell: Cell, name: str, turns: Mapping[int, StepTimed], others: Mapping[str, Mapping[int, StepTimed]]
-) -> Row:
-    first = next(iter(turns.values()))
-    done = {turn: record for turn, record in turns.items() if record.step_s}
-    if not done:
-        return Row(
-            workers=cell.workers,
-            rate_bits_per_s=cell.rate_bits_per_s,
-            net=cell.net,
-            system=name,
-            family=first.family,
-            turns=0,
-            unavailable=first.unavailable,
-        )
-    records = list(done.values())
-    return Row(
-        workers=cell.workers,
-        rate_bits_per_s=cell.rate_bits_per_s,
-        net=cell.net,
-        system=name,
-        family=first.family,
-        turns=len(done),
-        step_s=of_known([record.step_s for record in records]),
-        efficiency=_against(others.get(CEILING, {}), done),
-        speed_up=_against(others.get(BASELINE, {}), done),
-        exposed_s=of_known([record.exposed_s for record in records]),
-        processor_s=of_known([record.processor_s for record in records]),
-        sent_bytes=of_known([record.sent_bytes for record in records]),
-        metered_bytes=of_known([record.metered_bytes for record in records]),
-        messages=of_known([record.messages for record in records]),
-        # Once may have been something else that ran on this machine.
-        processor_full=2 * sum(record.processor_full for record in records) > len(records),
+def without_numbers(system: str, reason: str, columns: Sequence[str]) -> tuple[str, ...]:
+    """The row of a system that has none: the beginning of the reason; the notes have all of it."""
+    return (system, reason.partition(":")[0], *["-"] * (len(columns) - 2))
+
+
+def rows_of(records: Iterable[StepTimed], systems: Sequence[str]) -> list[Timing]:
+    """One row for every system in every cell that was begun: cells as they came, systems in this order."""
+    found = timings(record for record in records if record.system in systems)
+    cells = list(dict.fromkeys(row.cell for row in found))
+    return sorted(found, key=lambda row: (cells.index(row.cell), systems.index(row.system)))
+
+
+def texts(row: Timing) -> tuple[str, ...]:
+    """A row's text for each of `COLUMNS`."""
+    if row.step_s is None or row.processor_s is None:
+        return without_numbers(row.system, row.unavailable or "not measured", COLUMNS)
+    return (
+        row.system + (FULL if row.processor_full else ""),
+        row.step_s.show(3),
+        row.step_s.show_quartiles(3),
+        "-" if row.efficiency is None else f"{100 * row.efficiency.median:.0f} %",
+        "-" if row.speed_up is None else row.speed_up.show(2),
+        "-" if row.sent_bytes is None else as_megabytes(row.sent_bytes.median),
+        "-" if row.messages is None else row.messages.show(0),
+        "-" if row.exposed_s is None else row.exposed_s.show(3),
+        row.processor_s.show(3),
     )
 
 
-def _against(other: Mapping[int, StepTimed], own: Mapping[int, StepTimed]) -> Spread | None:
-    """The other's step time over ours, within each turn that both have."""
-    pairs = [(other[turn].step_s, own[turn].step_s) for turn in own if turn in other]
-    ratios = [theirs / ours for theirs, ours in pairs if theirs and ours]
-    return Spread.of(ratios) if ratios else None
-
-
-def tables_of(rows: Sequence[Row], remark: str = "") -> list[Table]:
+def tables_of(rows: Sequence[Timing]) -> list[Table]:
     """One table per cell."""
     tables = []
     for cell in dict.fromkeys(row.cell for row in rows):
         own = [row for row in rows if row.cell == cell]
-        turns = max(row.turns for row in own)
-        notes = [f"medians of {turns} turn{'s' if turns != 1 else ''}; speed as a multiple of {BASELINE}'s"]
-        if any(row.processor_full for row in own):
-            notes.append(FULL_NOTE)
+        turns = count(max(row.turns for row in own), "turn")
+        notes = [f"medians of {turns}; speed as a multiple of {BASELINE}'s"]
+        notes += [FULL_NOTE] if any(row.processor_full for row in own) else []
         notes += [f"{row.system}: {row.unavailable}" for row in own if row.unavailable is not None]
-        tables.append(
-            Table(
-                title=title_of(cell) + remark,
-                columns=COLUMNS,
-                rows=tuple(row.texts() for row in own),
-                notes=tuple(notes),
-            )
-        )
+        shown = tuple(texts(row) for row in own)
+        tables.append(Table(title=title_of(cell), columns=COLUMNS, rows=shown, notes=tuple(notes)))
     return tables
 
 
-def title_of(cell: Cell) -> str:
+def title_of(cell: GridCell) -> str:
     """
-    >>> title_of(Cell(8, 200e6, "params=5e6,layers=16,forward=0.1,backward=0.2"))
+    >>> title_of(GridCell(8, 200e6, "params=5e6,layers=16,forward=0.1,backward=0.2"))
     '8 workers at 200mbit, 5 M parameters, 0.1 + 0.2 s (16 equal layers, emulated)'
     """
     net = parse_net(cell.net)
     network = "over loopback" if cell.rate_bits_per_s is None else f"at {format_rate(cell.rate_bits_per_s)}"
-    seconds = f"{net.forward_s:.3g} + {net.backward_s:.3g} s"
-    return (
-        f"{cell.workers} workers {network}, {net.num_params / 1e6:.3g} M parameters, {seconds} "
-        f"({net.name}, emulated)"
-    )
+    size = f"{net.num_params / 1e6:.3g} M parameters, {net.forward_s:.3g} + {net.backward_s:.3g} s"
+    return f"{cell.workers} workers {network}, {size} ({net.name}, emulated)"

@@ -1,65 +1,58 @@
-"""What is measured: one interface for our strategies and for rivals; no torch until something is joined.
+"""The systems that are measured, ours and rivals, behind one interface; no torch until one is joined.
 
-A rival is a value with a name, in a module that has `all_rivals()`. This package knows none of them by name:
-`--rivals MODULE` names the module, which by default is the one that comes with the repository.
+Rivals come from a module with a function `all_rivals()`: `--rivals MODULE` names it, by default it is the one
+in the repository. This package knows none of them by name.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from thinwire.errors import SettingError
+from thinwire.imports import import_user_module, is_absent
 from thinwire.strategies import registry
-from thinwire.strategies.base import Strategy, overrides
+from thinwire.timings import BASELINE, CEILING, Family
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
     from thinwire.engine.link import Link
+    from thinwire.strategies.base import Strategy
 
-CEILING = "silent"
-"""Sends nothing: what every other system's speed is held against."""
 EXACT = "all-reduce"
-"""Sets the target of a study."""
-BASELINE = "ddp"
-"""The rival everybody knows."""
+"""Its accuracy sets the target of a study."""
 RIVALS = "benchmarks.rivals"
-"""Where rivals are looked for, seen from the current folder."""
+"""The module that rivals are loaded from, relative to the current folder."""
 HOW_TO_GET_RIVALS = "run from a checkout of thinwire's repository, or name a module with --rivals"
 USUAL_PERIOD = 8
-"""Replicas that differ talk now and then: so many steps show a whole turn of that."""
+"""Least steps to time where replicas differ: such strategies may do something else in every step."""
 _VARIANTS: Mapping[str, tuple[str, ...]] = {
     "all-reduce": ("all-reduce", "all-reduce:overlap=forward"),
-    "gossip-grad": ("gossip-grad", "gossip-grad:share=auto", "gossip-grad:asynchronous=true"),
+    "gossip-grad": ("gossip-grad", "gossip-grad:share=auto"),
 }
-"""Strategies of which the standard grid has other settings than the default ones, or more."""
-
-Family = Literal["ceiling", "ours", "rival"]
+"""The settings that the standard grid has of a strategy, where these are not just the default ones."""
 
 
 class System(Protocol):
     """One way to train together, with its settings.
 
-    `torch.distributed` is initialised before `join`, by the caller. Inside, the caller uses what `join` hands
-    out: some systems wrap the model, some the optimizer. All workers enter and leave together, and start from
-    equal parameters.
+    The caller initialises `torch.distributed` before `join`, and trains with the model and the optimizer that
+    `join` returns: some systems wrap the one, some the other. All workers enter and leave together, and start
+    from equal parameters.
     """
 
     @property
     def name(self) -> str:
-        """How tables call it."""
+        """Its name in tables."""
         ...
 
     @property
     def period(self) -> int:
-        """Steps after which its traffic repeats itself; a measurement covers whole periods."""
+        """The number of steps after which its traffic repeats; a measurement covers whole periods."""
         ...
 
     def available(self) -> str | None:
@@ -69,7 +62,7 @@ class System(Protocol):
     def join(
         self, model: nn.Module, optimizer: Optimizer
     ) -> AbstractContextManager[tuple[nn.Module, Optimizer]]:
-        """Make the loop in the `with` block distributed; leaving it takes everything off again."""
+        """Make the loop in the `with` block distributed; leaving the block undoes it."""
         ...
 
 
@@ -79,20 +72,24 @@ class Ours:
 
     name: str
     strategy: Strategy
+    bucket_bytes: int | None = None
+    """None: the engine's own choice."""
 
     @property
     def period(self) -> int:
+        own = int(getattr(self.strategy, "period", 1))
         talks_always = self.strategy.replicas_agree or self.name == CEILING
-        return 1 if talks_always else USUAL_PERIOD
+        return own if own > 1 or talks_always else USUAL_PERIOD
 
     @property
     def replicas_agree(self) -> bool:
-        talks = overrides(self.strategy, "reduce") or overrides(self.strategy, "mix")
-        return self.strategy.replicas_agree or not talks
+        from thinwire.recipes.setup import talks
+
+        return self.strategy.replicas_agree or not talks(self.strategy)
 
     @property
     def adapts_in(self) -> int:
-        """Steps that it takes to adapt to a wire, before it is timed."""
+        """The number of steps it takes to adapt to a network, before it is timed."""
         return self.strategy.adapts_in
 
     def available(self) -> str | None:
@@ -101,7 +98,7 @@ class Ours:
     def attach(self, model: nn.Module, optimizer: Optimizer) -> Link:
         from thinwire.engine.attach import attach
 
-        return attach(model, optimizer, self.strategy)
+        return attach(model, optimizer, self.strategy, bucket_bytes=self.bucket_bytes)
 
     @contextmanager
     def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
@@ -110,40 +107,37 @@ class Ours:
 
 
 def ours(name: str) -> Ours:
-    """The system `strategy` or `strategy:key=value:key=value`.
+    """The system of a strategy, named as on every command line.
 
     >>> ours("all-reduce:overlap=forward").strategy.overlap
     'forward'
     """
-    return Ours(name, registry.build(*registry.parse(name)))
+    return Ours(name, registry.from_text(name))
 
 
 def standard_names() -> list[str]:
-    """Our side of the standard grid: every strategy there is, the ceiling first."""
+    """Our side of the standard grid: every strategy, the ceiling first."""
     names = [CEILING, *(name for name in registry.names() if name != CEILING)]
     return [variant for name in names for variant in _VARIANTS.get(name, (name,))]
 
 
 def load_rivals(module: str | None) -> dict[str, System]:
-    """The rivals of `module`; of the usual one if it can be found from the current folder, else none."""
-    here = str(Path.cwd())
-    if here not in sys.path:  # the script `thinwire` does not look for modules where the user is
-        sys.path.insert(0, here)
+    """The rivals of `module`; without one, those of the usual module, if the current folder has it."""
     name = module or RIVALS
     try:
-        return dict(import_module(name).all_rivals())
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module is there; something that it imports is not
-        if module is None:
-            return {}
-        raise SettingError(f"rivals must be a module, got {name!r}", hint=HOW_TO_GET_RIVALS) from None
+        return dict(import_user_module(name, field=f"rivals {name!r}").all_rivals())
     except AttributeError:
         raise SettingError(f"rivals must be a module with all_rivals(), got {name!r}") from None
+    except SettingError as error:
+        if is_absent(error.__cause__, name):
+            if module is None:
+                return {}
+            raise SettingError(f"rivals must be a module, got {name!r}", hint=HOW_TO_GET_RIVALS) from None
+        raise
 
 
 def choose(asked: Iterable[str] | None, rivals: Mapping[str, System]) -> list[str]:
-    """Names of the systems to measure: all, or those asked for and what they are held against."""
+    """Names of the systems to measure: all, or those asked for, the ceiling and the baseline."""
     if asked is None:
         return [*standard_names(), *rivals]
     names = list(dict.fromkeys([CEILING, *asked]))
@@ -158,7 +152,8 @@ def find(name: str, rivals: Mapping[str, System]) -> System:
     """The system of this name; SettingError with the known ones if there is none."""
     if name in rivals:
         return rivals[name]
-    if name.split(":")[0] in registry.names():
+    strategy, _ = registry.parse(name)
+    if strategy in registry.names() or ":" in strategy:
         return ours(name)
     known = ", ".join([*standard_names(), *rivals])
     hint = "" if rivals else f"no rivals were found: {HOW_TO_GET_RIVALS}"

@@ -1,14 +1,14 @@
-"""The command line: `thinwire`. One file per command; each parses, calls the library, and prints."""
+"""The command line: `thinwire`. A command parses, calls the library, and prints."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 
 import thinwire
-from thinwire.cli import bench, demo, lab, recipes, report, simulate, strategies, train
+from thinwire.cli import bench, lab, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -21,14 +21,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(train.train)
-app.command(name="simulate")(simulate.simulate)
-app.command(name="strategies")(strategies.strategies)
-app.command(name="recipes")(recipes.recipes)
-app.command(name="report")(report.report)
+for _command in (train.train, simulate.simulate, show.strategies, show.recipes, show.report):
+    app.command()(_command)
 app.add_typer(lab.app, name="lab")
-app.command(name="bench")(bench.bench)
-app.command(name="demo")(demo.demo)
+app.command()(bench.bench)
+app.command()(bench.demo)
 
 
 def _show_version(asked: bool) -> None:
@@ -50,7 +47,7 @@ def _thinwire(
 
 
 # Some versions of Typer bring their own copy of click; in both, this class is two above BadParameter.
-_ParseError = cast("type[Exception]", typer.BadParameter.__mro__[2])
+_ParseError: Any = typer.BadParameter.__mro__[2]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,11 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except _ParseError as error:
-        return _wrong_usage(error)
+        message, context = error.format_message(), getattr(error, "ctx", None)
+        hint = f"see `{context.command_path if context else 'thinwire'} --help`"
+        return fail(message[:1].lower() + message[1:].rstrip("."), hint, status=2)
     return status if isinstance(status, int) else 0
-
-
-def _wrong_usage(error: Any) -> int:
-    message = error.format_message()
-    command = error.ctx.command_path if getattr(error, "ctx", None) else "thinwire"
-    return fail(message[:1].lower() + message[1:].rstrip("."), f"see `{command} --help`", status=2)

@@ -8,79 +8,63 @@ from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import note
+from thinwire.cli import options
+from thinwire.cli.output import columns, note
 from thinwire.errors import check
 from thinwire.hosts.description import Description, describe
+from thinwire.hosts.quantities import parse_duration
 from thinwire.lab.calibrate import Calibration, calibrate
-from thinwire.lab.job import Job
 from thinwire.lab.nets import NET_VARIABLE, SCALE_VARIABLE, parse_net
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, run
 
 app = typer.Typer(help="A cluster with slow paths, tried out on this machine.", rich_markup_mode=None)
 
-Command = Annotated[
-    list[str],
-    typer.Argument(metavar="COMMAND", help="After --: train.py ..., -m module ..., or any program."),
-]
-Hosts = Annotated[int, typer.Option(help="How many hosts, with one worker each.")]
-Rate = Annotated[str, typer.Option(help="Bandwidth of each host: 100mbit, or 1gbit*6,100mbit*2.")]
-Sites = Annotated[str | None, typer.Option(metavar="N+M", help="Hosts per site: 4+4.")]
-Uplink = Annotated[str | None, typer.Option(metavar="RATE", help="Bandwidth of each site's uplink.")]
+Hosts = Annotated[int, typer.Option(help="Number of hosts, with one worker each.")]
 
 
 @app.command(name="run", context_settings={"allow_interspersed_args": False})
 def run_command(
-    command: Command,
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="COMMAND", help="After --: train.py ..., -m module ..., or any program."),
+    ],
     hosts: Hosts = 4,
-    rate: Rate = "100mbit",
-    sites: Sites = None,
-    uplink: Uplink = None,
-    slow: Annotated[
-        list[str] | None,
-        typer.Option(metavar="HOST=SPEED", help="A host that computes slower: 3=0.5; repeatable."),
-    ] = None,
-    fault: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KIND:...", help="kill:host=3,step=20; also pause, slow, cut, heal, rejoin; repeatable."
-        ),
-    ] = None,
+    rate: options.Rate = "100mbit",
+    sites: options.Sites = None,
+    uplink: options.Uplink = None,
+    slow: options.Slow = None,
+    fault: options.Fault = None,
     emulate: Annotated[
         str | None,
-        typer.Option(metavar="NET", help="What `Emulated.of_this_lab()` is: resnet50, params=5e6,..."),
+        typer.Option(metavar="NET", help=f"Net of `EmulatedModel.from_environment()`: {options.NET}."),
     ] = None,
-    scale: Annotated[float, typer.Option(help="Shrinks the emulated net and all rates together.")] = 1.0,
-    time_limit: Annotated[
-        float | None, typer.Option(metavar="SECONDS", help="End the run after this long.")
-    ] = None,
+    scale: options.Scale = 1.0,
+    time_limit: Annotated[str | None, options.time("End the run after this long: 10min.")] = None,
     keep_going: Annotated[
         bool, typer.Option("--keep-going", help="Let the others run on after one has failed.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the outcome as one JSON object at the end.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Run a command on every host, as torchrun would start it."""
+    """Run a command on every host, started as torchrun would start it."""
     description = describe(
         hosts=hosts, rate=rate, sites=sites, uplink=uplink, slow=slow or [], faults=fault or []
     )
     check(scale == 1 or emulate is not None, "scale", "used with --emulate", scale)
-    said = [f"{description.summary()}; latency is this machine's own"]
-    environment = {}
+    about, environment = [f"{description.summary()}; latency is this machine's own"], {}
     if emulate is not None:
         net = parse_net(emulate, scale=scale)
         description = description.scaled(scale)
         environment = {NET_VARIABLE: emulate, SCALE_VARIABLE: repr(scale)}
-        said.append(f"compute is emulated: {net.name}, {net.num_params:,} parameters")
+        about.append(f"compute is emulated: {net.name}, {net.num_params:,} parameters")
     job = Job(
         description=description,
         command=tuple(command),
         environment=environment,
-        time_limit_s=time_limit,
+        time_limit_s=None if time_limit is None else parse_duration(time_limit, field="time limit"),
         keep_going=keep_going,
     )
-    for words in said:
-        note(f"lab: {words}")
+    for line in about:
+        note(f"lab: {line}")
     outcome = run(job)
     for warning in outcome.warnings:
         note(f"warning: {warning}")
@@ -92,11 +76,11 @@ def run_command(
 @app.command(name="check")
 def check_command(
     hosts: Hosts = 4,
-    rate: Rate = "100mbit",
-    sites: Sites = None,
-    uplink: Uplink = None,
+    rate: options.Rate = "100mbit",
+    sites: options.Sites = None,
+    uplink: options.Uplink = None,
     megabytes: Annotated[float, typer.Option(help="Size of each transfer.")] = 10.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the readings as one JSON object.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
     """Measure transfers in a lab and compare them with arithmetic."""
     description = describe(hosts=hosts, rate=rate, sites=sites, uplink=uplink)
@@ -108,13 +92,16 @@ def check_command(
 
 
 def readings(description: Description, found: Calibration, megabytes: float) -> str:
-    """The readings for people."""
-    lines = [f"{description.summary()}, {megabytes:g} MB each"]
-    lines.append(f"{'':20}{'arithmetic':>12}{'measured':>12}{'ratio':>8}")
+    """The readings as a table for people."""
+    rows = [["", "arithmetic", "measured", "ratio"]]
     for reading in found.readings:
-        verdict = "" if reading.close else "  not what it should be"
-        times = f"{reading.expected_s * 1e3:>9.0f} ms{reading.measured_s * 1e3:>9.0f} ms"
-        lines.append(f"{reading.operation:20}{times}{reading.ratio:>8.2f}{verdict}")
-    lines.append(f"interfaces counted {found.counted_share:.3f} of the bytes handed to them")
-    lines.append(f"processors {found.busy_share:.0%} busy")
-    return "\n".join(lines)
+        times = [f"{seconds * 1e3:.0f} ms" for seconds in (reading.expected_s, reading.measured_s)]
+        rows.append([reading.operation, *times, f"{reading.ratio:.2f}" + ("" if reading.close else " (off)")])
+    return "\n".join(
+        [
+            f"{description.summary()}, {megabytes:g} MB each",
+            columns(rows, left=0),
+            f"interfaces counted {found.counted_share:.3f} of the bytes handed to them",
+            f"processors {found.busy_share:.0%} busy",
+        ]
+    )

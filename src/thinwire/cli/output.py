@@ -1,12 +1,17 @@
-"""How the command line writes: data on stdout, the rest on stderr."""
+"""How the command line writes: data on stdout, results into a folder, everything else on stderr."""
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from thinwire.errors import SettingError
 
 
 def fail(message: str, hint: str = "", *, status: int = 1) -> int:
-    """Write one error, with what to do about it, to stderr; return the exit status."""
+    """Write one error, and how to correct it, to stderr; return the exit status."""
     sys.stderr.write(f"error: {message}\n")
     if hint:
         sys.stderr.write(f"hint: {hint}\n")
@@ -19,7 +24,38 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def table(rows: list[tuple[str, str]], *, indent: int = 0) -> str:
-    """Two columns, the first as wide as it needs to be."""
+def table(rows: Sequence[tuple[str, str]], *, indent: int = 0) -> str:
+    """Two columns of text, the first as wide as its longest entry."""
     width = max((len(left) for left, _ in rows), default=0)
     return "\n".join(f"{'':{indent}}{left:{width}}  {right}" for left, right in rows)
+
+
+def columns(rows: Sequence[Sequence[str]], *, left: int) -> str:
+    """Columns of numbers, aligned to the right; only column `left` is aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            text.ljust(width) if column == left else text.rjust(width)
+            for column, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    )
+
+
+def results_folder(
+    out: Path | None, name: str, *, may_hold: Callable[[Path], bool] = lambda folder: False, hint: str = ""
+) -> Path:
+    """Make `out`, empty unless `may_hold` allows what is in it; None is a folder named by `name` and time."""
+    if out is None:
+        name = f"{name.replace(':', '-').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
+        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
+        out = next(path for path in candidates if not path.exists())
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if any(out.iterdir()) and not may_hold(out):
+            raise SettingError(f"--out must be a new or empty folder, and {out} is not empty", hint=hint)
+    except OSError as error:
+        raise SettingError(
+            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
+        ) from None
+    return out

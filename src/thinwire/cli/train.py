@@ -1,59 +1,52 @@
-"""`thinwire train`: a recipe on local workers or, under torchrun, as one of its workers."""
+"""`thinwire train`: trains a recipe on local workers or, under torchrun, as one of its workers."""
 
 from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import table
-from thinwire.cli.run import Outcome, run_folder, run_here, run_under_torchrun
+from thinwire.cli import options
+from thinwire.cli.output import note, results_folder, table
+from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError
-from thinwire.recipes import registry, scalars
-from thinwire.recipes.config import Choices, resolve
-from thinwire.units import as_bytes, as_duration, as_metric, as_percent
+from thinwire.events import FOLDER, Event
+from thinwire.recipes import registry
+from thinwire.recipes.config import FILE, RunConfig, resolve
+from thinwire.recipes.follow import FinishedRun, RunState, curves, run_local, tensorboard_writer, written
+from thinwire.recipes.worker import work
+from thinwire.units import as_bytes, as_duration, as_metric, as_percent, count
 
 DEFAULT_WORKERS = 4
 
 
 def train(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE", help="See `thinwire recipes`; or module:function of your own."),
-    ] = registry.DEFAULT,
+    recipe: options.Recipe = registry.DEFAULT,
     strategy: Annotated[
-        str, typer.Option(help="How workers talk; see `thinwire strategies`.")
+        str,
+        typer.Option(metavar=options.STRATEGY, help="How workers communicate; see `thinwire strategies`."),
     ] = "all-reduce",
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="A setting of the strategy; repeatable."),
-    ] = None,
     workers: Annotated[
         int | None, typer.Option(help=f"Workers on this machine ({DEFAULT_WORKERS}); torchrun sets its own.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option(help="Times through the data (the recipe's).")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Samples per worker and step (the recipe's).")
-    ] = None,
-    seed: Annotated[int, typer.Option(help="Of weights, shuffling and dropout.")] = 0,
-    data: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the recipe's data.")] = None,
-    shuffle: Annotated[
-        str, typer.Option(help="dealt: all workers have all data; own: each keeps a part; ring: parts mix.")
-    ] = "dealt",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda; workers may share a GPU. auto: cuda if there is one.")
-    ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="New folder for the results (below runs/).")
-    ] = None,
+    epochs: options.Epochs = None,
+    batch_size: options.BatchSize = None,
+    seed: options.Seed = 0,
+    data: options.Data = None,
+    shuffle: options.Shuffle = "dealt",
+    device: options.Device = "auto",
+    out: options.Out = None,
     save_every: Annotated[
-        int, typer.Option(metavar="STEPS", help="Save a checkpoint every so many steps, and at the end.")
+        int, typer.Option(metavar="STEPS", help="Steps between two checkpoints; the last step saves one too.")
     ] = 0,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in --out, if there is one.")
+        bool, typer.Option("--resume", help="Resume from the newest checkpoint in --out, if there is one.")
     ] = False,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Write curves for TensorBoard into the results too.")
@@ -61,13 +54,13 @@ def train(
     profile: Annotated[
         bool, typer.Option("--profile", help="Write a Chrome trace of a few steps into the results.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as one JSON object.")] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Train a recipe, here on several workers or, started by torchrun, as one of its workers."""
+    """Train a recipe on workers of this machine or, started by torchrun, as one of its workers."""
     torchrun = "RANK" in os.environ
-    choices = Choices(
-        strategy=strategy,
-        settings=parse_settings(settings or []),
+    config = resolve(
+        recipe,
+        strategy,
         workers=_num_workers(workers, torchrun),
         epochs=epochs,
         batch_size=batch_size,
@@ -79,27 +72,11 @@ def train(
         profile=profile,
         shuffle=shuffle,
     )
-    config = resolve(recipe, registry.get(recipe), choices)
     if tensorboard:
-        scalars.check_installed()
-    if torchrun:
-        outcome = run_under_torchrun(out, config, tensorboard=tensorboard)
-    else:
-        outcome = run_here(run_folder(out, config), config, tensorboard=tensorboard)
-    if outcome is None:
-        return  # only rank 0 of torchrun's workers has something to print
-    typer.echo(json.dumps(outcome.as_json()) if as_json else summary(outcome))
-
-
-def parse_settings(pairs: list[str]) -> dict[str, str]:
-    """The settings in a list of key=value."""
-    parsed = {}
-    for pair in pairs:
-        key, separator, value = pair.partition("=")
-        if not separator or not key.strip():
-            raise typer.BadParameter(f"--set expects KEY=VALUE, got {pair!r}")
-        parsed[key.strip()] = value.strip()
-    return parsed
+        tensorboard_writer()  # it is missed before training, not after
+    run = (_under_torchrun if torchrun else _here)(out, config, tensorboard)
+    if run is not None:  # under torchrun only rank 0 has something to print
+        typer.echo(json.dumps(run.plain()) if as_json else summary(run))
 
 
 def _num_workers(asked: int | None, torchrun: bool) -> int:
@@ -113,20 +90,79 @@ def _num_workers(asked: int | None, torchrun: bool) -> int:
     return world_size
 
 
-def summary(outcome: Outcome) -> str:
-    """The result for people."""
-    result = outcome.summary
+def _title(folder: Path, config: RunConfig) -> str:
+    return f"{config.recipe}, {config.strategy}, {count(config.workers, 'worker')}, results in {folder}"
+
+
+def _here(out: Path | None, config: RunConfig, tensorboard: bool) -> FinishedRun:
+    """Train on workers of this machine, in a folder that is empty unless the run in it is to be resumed."""
+    if config.resume and out is None:
+        raise SettingError("--resume needs --out: the folder of the run to resume")
+    folder = results_folder(
+        out,
+        f"{config.recipe}-{config.strategy}",
+        may_hold=lambda folder: config.resume and (folder / FILE).exists(),
+        hint="name another folder, or use --resume with a run that saves checkpoints",
+    )
+    try:
+        with progress_view(_title(folder, config)) as show, _curves(folder, tensorboard) as draw:
+
+            def watch(state: RunState, events: list[Event]) -> None:
+                for event in events:
+                    draw(event)
+                show(state)
+
+            return run_local(folder, config, watch)
+    except KeyboardInterrupt:
+        note(f"interrupted; the results so far are in {folder}")
+        raise
+
+
+def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> FinishedRun | None:
+    """Train as one of torchrun's workers; rank 0 shows progress and returns the result."""
+    rank = int(os.environ["RANK"])
+    if out is None:
+        raise SettingError(
+            "--out must be given under torchrun, so that all workers name the same folder",
+            hint="for example --out runs/first",
+        )
+    if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not config.resume:
+        raise SettingError(
+            f"--out must be a new folder, and {out} holds another run", hint="name another folder"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    began_s, state = time.monotonic(), RunState(config.workers)
+    view = LineView(_title(out, config)) if rank == 0 else None
+    with written(out, config, state) if rank == 0 else nullcontext(), _curves(out, tensorboard) as draw:
+
+        def watch(event: Event) -> None:
+            draw(event)
+            state.apply([event])
+            if view is not None:
+                view.show(state)
+
+        work(out, config, os.environ, watch)
+    return FinishedRun(state.summary, time.monotonic() - began_s, out) if state.summary else None
+
+
+def _curves(folder: Path, wanted: bool) -> AbstractContextManager[Callable[[Event], None]]:
+    return curves(folder) if wanted else nullcontext(lambda event: None)
+
+
+def summary(run: FinishedRun) -> str:
+    """The result as a table for people."""
+    result = run.summary
     verdict = "reached" if result.reached else "missed"
     value = "unknown" if result.value is None else as_metric(result.metric, result.value)
     target = as_metric(result.metric, result.target)
     per_step = as_bytes(result.sent_bytes_per_step)
     rows = [
         (result.metric, f"{value} (target {target}: {verdict})"),
-        ("time", f"{as_duration(outcome.wall_s)}, of which training {as_duration(result.train_s)}"),
+        ("time", f"{as_duration(run.wall_s)}, of which training {as_duration(result.train_s)}"),
         ("speed", f"{result.samples_per_s:,.0f} samples/s with {result.workers} workers"),
         ("sent", f"{per_step} per step and worker, {as_bytes(result.sent_bytes)} in all"),
         ("exposed", f"{as_percent(result.exposed_share)} of training time spent waiting for the wire"),
         *((name.replace("_", " "), f"{value:.3g}") for name, value in result.instruments.items()),
-        ("results", str(outcome.folder)),
+        ("results", str(run.folder)),
     ]
     return table(rows)

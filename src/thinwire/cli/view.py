@@ -1,11 +1,10 @@
-"""Shows a run while it goes on: a live view on a terminal, now and then a line elsewhere."""
+"""Shows a run while it trains: a live view on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from types import TracebackType
-from typing import Protocol, Self
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,58 +13,56 @@ from rich.table import Table
 from rich.text import Text
 
 from thinwire.cli.output import note
-from thinwire.cli.state import RunState
+from thinwire.recipes.follow import RunState
 from thinwire.units import as_bytes, as_duration, as_metric
 
 LINE_EVERY_S = 2.0
-"""At most one line in this time,"""
+"""Least time between two lines."""
 MAX_LINES = 20
-"""and in a long run about as many as this."""
+"""Approximate number of lines of a long run."""
+
+Show = Callable[[RunState], None]
 
 
-class View(Protocol):
-    """Something that shows a run; entered before the first `show`."""
-
-    def show(self, state: RunState) -> None: ...
-    def __enter__(self) -> Self: ...
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...
-
-
-def choose_view(title: str, *, clock: Callable[[], float] = time.monotonic) -> View:
-    """The live view if stderr is a terminal that can do it, else lines."""
+@contextmanager
+def progress_view(title: str) -> Iterator[Show]:
+    """The live view if stderr is a terminal that supports it, else lines."""
     console = Console(stderr=True, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
-        return LiveView(console, title)
-    return LineView(title, clock=clock)
+        with live_view(console, title) as show:
+            yield show
+    else:
+        yield LineView(title).show
 
 
 def numbers(state: RunState) -> str:
-    """The run in one line, without its place."""
-    parts = []
-    if state.loss is not None:
-        parts.append(f"loss {state.loss:.4f}")
-    if state.evaluated is not None and state.evaluated.value is not None:
-        parts.append(f"{state.evaluated.metric} {as_metric(state.evaluated.metric, state.evaluated.value)}")
-    parts.append(f"{state.samples_per_s:,.0f} samples/s")
-    parts.append(f"sent {as_bytes(state.sent_bytes)}")
-    parts.append(f"exposed {state.exposed_share:.0%}")
-    parts += [f"{name.replace('_', ' ')} {value:.3g}" for name, value in state.instruments.items()]
+    """The numbers of the run in one line."""
+    loss, evaluated = state.mean(lambda p: p.loss), state.evaluated
+    parts = [] if loss is None else [f"loss {loss:.4f}"]
+    if evaluated is not None and evaluated.value is not None:
+        parts.append(f"{evaluated.metric} {as_metric(evaluated.metric, evaluated.value)}")
+    # workers that have not reported yet are taken to be like the others
+    speed, sent = state.mean(lambda p: p.samples_per_s) or 0, state.mean(lambda p: p.sent_bytes) or 0
+    parts.append(f"{speed * state.num_workers:,.0f} samples/s")
+    parts.append(f"sent {as_bytes(sent * state.num_workers)}")
+    parts.append(f"exposed {state.mean(lambda p: p.exposed_s / p.train_s if p.train_s else None) or 0:.0%}")
+    for name in state.latest.instruments if state.latest else ():
+        value = state.mean(lambda p, name=name: p.instruments.get(name))  # type: ignore[misc]
+        parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3g}"]
     return "  ".join(parts)
 
 
 class LineView:
-    """One line when there is news, but not too many."""
+    """Writes the title, then a line when there is news, but not too often."""
 
     def __init__(self, title: str, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._title = title
         self._clock = clock
         self._last_time = -LINE_EVERY_S
         self._last_step = 0
+        note(title)
 
     def show(self, state: RunState) -> None:
-        """Write a line if training has moved on and the last one is some time ago, or it is over."""
+        """Write a line if training has advanced and the last line is old enough, or training is over."""
         latest = state.latest
         if latest is None or latest.step == self._last_step:
             return
@@ -78,49 +75,26 @@ class LineView:
         left = "" if over or state.left_s is None else f"  {as_duration(state.left_s)} left"
         note(f"epoch {latest.epoch:{width}}/{latest.num_epochs}  {numbers(state)}{left}")
 
-    def __enter__(self) -> Self:
-        note(self._title)
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
+@contextmanager
+def live_view(console: Console, title: str) -> Iterator[Show]:
+    """A progress bar and the numbers, redrawn in place, and removed when the run is over."""
+    with Live(Text(title), console=console, transient=True, auto_refresh=False) as live:
+        live.refresh()
+        yield lambda state: live.update(_drawn(title, state), refresh=True)
 
 
-class LiveView:
-    """A bar and the numbers, redrawn in place; gone when the run is over."""
-
-    def __init__(self, console: Console, title: str) -> None:
-        self._title = title
-        self._live = Live(console=console, transient=True, auto_refresh=False)
-
-    def show(self, state: RunState) -> None:
-        """Draw the run as it is now."""
-        self._live.update(self._drawn(state), refresh=True)
-
-    def _drawn(self, state: RunState) -> Group:
-        latest = state.latest
-        if latest is None:
-            return Group(
-                Text(self._title), Text(f"starting: {len(state.pids)} of {state.num_workers} workers are up")
-            )
-        left = "" if state.left_s is None else f"{as_duration(state.left_s)} left"
-        row = Table.grid(padding=(0, 1))
-        row.add_row(
-            Text(f"epoch {latest.epoch}/{latest.num_epochs}"),
-            ProgressBar(total=1.0, completed=state.done_share, width=40),
-            Text(f"{state.done_share:4.0%}"),
-            Text(left),
+def _drawn(title: str, state: RunState) -> Group:
+    latest = state.latest
+    if latest is None:
+        return Group(
+            Text(title), Text(f"starting: {len(state.started)} of {state.num_workers} workers are up")
         )
-        return Group(Text(self._title), row, Text(numbers(state)))
-
-    def __enter__(self) -> Self:
-        self._live.__enter__()
-        self._live.update(Text(self._title), refresh=True)
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.__exit__(kind, error, trace)
+    row = Table.grid(padding=(0, 1))
+    row.add_row(
+        Text(f"epoch {latest.epoch}/{latest.num_epochs}"),
+        ProgressBar(total=1.0, completed=state.done_share, width=40),
+        Text(f"{state.done_share:4.0%}"),
+        Text("" if state.left_s is None else f"{as_duration(state.left_s)} left"),
+    )
+    return Group(Text(title), row, Text(numbers(state)))

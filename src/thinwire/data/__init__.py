@@ -1,15 +1,11 @@
-"""Data for training on several workers: who gets which samples, and the ready data sets."""
+"""Data for training on several workers: which worker gets which samples, and loaders of data sets."""
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire.data.arrays import Arrays, TrainTest
-from thinwire.data.cifar import find_cifar, load_cifar
-from thinwire.data.digits import load_digits
-from thinwire.data.higgs import find_higgs, load_higgs
-from thinwire.data.mnist import find_mnist, load_mnist
+from thinwire.data.files import Arrays, TrainTest, find_higgs, load_digits, load_higgs
+from thinwire.data.images import find_cifar, find_mnist, load_cifar, load_mnist
 from thinwire.data.shards import Shards
-from thinwire.data.streams import Streams
-from thinwire.data.tokens import Tokens, find_tokens, load_tokens
+from thinwire.data.text import Streams, Tokens, find_tokens, load_tokens
 
 if TYPE_CHECKING:
     from thinwire.data.ring import ShuffleRing
@@ -34,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name == "ShuffleRing":  # needs torch, for which listing recipes must not wait
+    if name == "ShuffleRing":  # needs torch, which listing recipes must not import
         from thinwire.data.ring import ShuffleRing
 
         return ShuffleRing

@@ -2,46 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from thinwire.data.rows import Field, Rows
-from thinwire.data.trips import Trips
+from thinwire.data.sample_exchange import SampleExchange
+from thinwire.data.sample_table import Field, SampleTable
 from thinwire.errors import DataError, PeerDiffers, UsageError, check, check_one_of
-from thinwire.wire.base import Wire, Work
 from thinwire.wire.ranges import range_of
+
+if TYPE_CHECKING:
+    from thinwire.engine.link import Link
 
 Remainder = Literal["drop", "uneven"]
 
 
-class Beside(Protocol):
-    """The ring's own way to the other workers, and a thread for it."""
-
-    @property
-    def wire(self) -> Wire: ...
-    def start(self, coroutine: Coroutine[Any, Any, None], /) -> Work: ...
-
-
-class Link(Protocol):
-    """What the ring asks of the link that `attach` returns."""
-
-    def beside(self, name: str, settle: Callable[[], None]) -> Beside: ...
-    def wait_for(self, works: Iterable[Work]) -> None: ...
-    def gather_texts(self, text: str) -> list[str]: ...
-
-
 class ShuffleRing:
-    """The samples of a world, each held by one worker, wandering from worker to worker as they are used.
+    """The samples of all workers, each held by one of them; they travel between workers as they are used.
 
-    Every worker goes through its samples in an order of its own. A few batches before their turn, while
-    training goes on, one P-th of a batch (P workers) stays and the rest travels to the worker h places back
-    in the ring, h being 1, 2, ... P-1 in turn; what comes in return takes the same places. So each worker
-    sends one message per batch, of less than a batch, and its batches, as well as what it holds after an
-    epoch, are from everybody, however the samples lay at first.
+    Every worker goes through its samples in an order of its own. A few batches before their turn, beside
+    training, one P-th of a batch (P workers) stays and the rest is sent to the worker h places back in the
+    ring, h being 1, 2, ... P-1 in turn; the samples that arrive take their places. So each worker sends one
+    message per batch, of less than a batch, and its batches, as well as the samples it holds after an epoch,
+    come from all workers, however they were distributed at first.
 
     Guaranteed: no sample is lost or doubled, and each is used once in an epoch (but see `remainder`).
 
@@ -70,80 +56,76 @@ class ShuffleRing:
         Args:
             fields: tensors with one row per sample, or lists with one tensor per sample, of any length.
                 They are overwritten in place by the samples that arrive.
-            link: what `attach` returned.
-            seed: of the orders; the same on all workers.
-            remainder: what becomes of the samples that a worker holds more than another. "drop": they sit
-                this epoch out (others do in the next), and all workers have equally many batches.
+            link: returned by `attach`.
+            seed: seeds the orders; the same on all workers.
+            remainder: treatment of the samples that a worker holds more than another. "drop": they are left
+                out of this epoch (others of the next), and all workers have equally many batches.
                 "uneven": they are used, and stay where they are this epoch; use `link.join()`.
         """
         check_one_of("remainder", remainder, ("drop", "uneven"))
         check(seed >= 0, "seed", "0 or more", seed)
-        self._rows = Rows(fields)
+        self._table = SampleTable(fields)
         self._link = link
-        self._agree("; ".join([f"seed {seed}, remainder {remainder}", *self._rows.describe()]))
-        counts = [int(count) for count in link.gather_texts(str(len(self._rows)))]
+        self._agree("; ".join([f"seed {seed}, remainder {remainder}", *self._table.describe()]))
+        counts = link.all_gather_object(len(self._table))
         self.num_samples = sum(counts)
         """Samples of all workers together."""
-        beside = link.beside("shuffle", self.settle)
-        self._trips = Trips(
-            self._rows,
-            counts,
-            seed=seed,
-            uneven=remainder == "uneven",
-            wire=beside.wire,
-            start=beside.start,
+        lane, uneven = link.side_lane("shuffle", self.finish), remainder == "uneven"
+        self._exchange = SampleExchange(
+            self._table, counts, seed=seed, uneven=uneven, rank=lane.rank, start=lane.start
         )
         self._resumed = False
 
     @property
     def epoch(self) -> int:
         """The epoch that `batches` goes through; see `set_epoch`."""
-        return self._trips.epoch
+        return self._exchange.epoch
 
     def __len__(self) -> int:
         """Samples this worker has left in this epoch."""
-        return len(self._trips)
+        return len(self._exchange)
 
     # -- going through an epoch ---------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Start `epoch`; if it is the one under way, go on with it. Called by all workers."""
+        """Start `epoch`, or continue it if it is the current one. Called by all workers."""
         check(epoch >= 0, "epoch", "0 or more", epoch)
         if epoch != self.epoch:
-            self.settle()
-            self._trips.begin(epoch)
+            self.finish()
+            self._exchange.begin(epoch)
             self._resumed = False
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
-        """What is left of this epoch, as places in the fields, `batch_size` at a time (the last may be less).
+        """Yield the rows left in this epoch, `batch_size` at a time (the last batch may be smaller).
 
-        The samples are in their places when the batch is handed out, and stay there until the next epoch.
+        The samples have arrived when the batch is yielded, and stay there until the next epoch.
         Called by all workers, with one batch size.
         """
         check(batch_size >= 1, "batch_size", "at least 1", batch_size)
+        # a run resumed at the end of an epoch asks for batches of it once more: none, but no error
         if not len(self) and not self._resumed:
             raise UsageError(f"epoch {self.epoch} is used up", hint="call set_epoch(epoch) before each epoch")
         self._agree(f"epoch {self.epoch} in batches of {batch_size}")
         while len(self):
             with range_of("shuffle"):
-                self._link.wait_for(self._trips.fetching(batch_size))
-            yield self._trips.hand_out(batch_size)
-        self.settle()
+                self._link.wait_for(self._exchange.fetching(batch_size))
+            yield self._exchange.hand_out(batch_size)
+        self.finish()
 
     def num_batches(self, batch_size: int) -> int:
-        """How many batches `batches` has left."""
+        """Return how many batches `batches` has left."""
         return -(-len(self) // batch_size)
 
     def take(self, batch: NDArray[np.int64]) -> tuple[Any, ...]:
-        """These samples, field by field: a copy of the rows of a tensor, the very tensors of a list."""
-        return self._rows.take(torch.from_numpy(batch))
+        """Return these samples by field: a copy of the rows of a tensor, the very tensors of a list."""
+        return self._table.take(torch.from_numpy(batch))
 
-    def settle(self) -> None:
-        """Wait until everything under way has arrived in place. Called by all workers."""
-        self._link.wait_for(self._trips.settling())
+    def finish(self) -> None:
+        """Wait until every transfer has arrived. Called by all workers."""
+        self._link.wait_for(self._exchange.settling())
 
     def _agree(self, text: str) -> None:
-        for rank, other in enumerate(texts := self._link.gather_texts(text)):
+        for rank, other in enumerate(texts := self._link.all_gather_object(text)):
             if other != texts[0]:
                 raise PeerDiffers(
                     f"the shuffle ring differs: rank 0 has '{texts[0]}' where rank {rank} has '{other}'",
@@ -154,27 +136,27 @@ class ShuffleRing:
     # -- saved and loaded ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's samples and its place in the epoch; what is under way arrives first."""
-        self.settle()
-        return {**self._trips.state_dict(), "rows": self._rows.dump()}
+        """Return this worker's samples and its place in the epoch, once every transfer has arrived."""
+        self.finish()
+        return {**self._exchange.state_dict(), "rows": self._table.dump()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from a saved place, with the samples that were held there."""
-        count = Rows.num_dumped(saved["rows"])
-        if count != len(self._rows):
-            raise DataError(f"{count:,} samples were saved, this worker holds {len(self._rows):,}")
-        self.settle()
-        self._trips.load_state_dict(saved)
+        """Continue from a saved place, with the samples that were held there."""
+        count = SampleTable.num_dumped(saved["rows"])
+        if count != len(self._table):
+            raise DataError(f"{count:,} samples were saved, this worker holds {len(self._table):,}")
+        self.finish()
+        self._exchange.load_state_dict(saved)
         self._resumed = True
-        self._rows.load([saved["rows"]], torch.arange(count))
+        self._table.load([saved["rows"]], torch.arange(count))
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Go on from what another number of workers have saved: the samples are dealt out anew, first those
+        """Continue from the states of another number of workers: the samples are dealt out anew, first those
         that this epoch has not used yet."""
-        counts = [Rows.num_dumped(each["rows"]) for each in saved]
+        counts = [SampleTable.num_dumped(each["rows"]) for each in saved]
         if sum(counts) != self.num_samples:
             raise DataError(f"{sum(counts):,} samples were saved, these workers hold {self.num_samples:,}")
-        self.settle()
-        mine = self._trips.resize(saved, counts)
+        self.finish()
+        mine = self._exchange.resize(saved, counts)
         self._resumed = True
-        self._rows.load([each["rows"] for each in saved], torch.from_numpy(mine))
+        self._table.load([each["rows"] for each in saved], torch.from_numpy(mine))

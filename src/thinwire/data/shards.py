@@ -1,4 +1,4 @@
-"""Who trains on which samples: one permutation per epoch, the same on all workers, dealt out in turn."""
+"""Which worker trains on which samples: one permutation per epoch, the same on all workers, dealt in turn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.errors import SettingError, check, check_one_of
+from thinwire.errors import check, check_one_of
 
 Remainder = Literal["drop", "repeat", "uneven"]
 
@@ -18,10 +18,10 @@ Remainder = Literal["drop", "repeat", "uneven"]
 class Shards:
     """This worker's part of every epoch, as indices; also fits a DataLoader as its `sampler`.
 
-    The samples of an epoch stand in one order that follows from `seed` and the epoch alone. Workers take
-    them in turn like dealt cards, so after every worker has taken k samples the first `k * world_size` of
-    that order are used up, whatever the number of workers. Hence the place in an epoch is one number,
-    `position`, and a run can go on from it with another world size, repeating and losing nothing.
+    The samples of an epoch have one order that follows from `seed` and the epoch alone. Workers take them
+    in turn, so after every worker has taken k samples the first `k * world_size` of that order are used,
+    whatever the number of workers. Hence the place in an epoch is one number, `position`, and a run can
+    continue from it with another world size, repeating and losing nothing.
 
     >>> a, b = (Shards(num_samples=8, rank=r, world_size=2, seed=1) for r in (0, 1))
     >>> sorted([*a, *b])
@@ -35,28 +35,25 @@ class Shards:
     world_size: int = 1
     """Number of workers."""
     seed: int = 0
-    """Of the permutations; the same on all workers."""
+    """Seeds the permutations; the same on all workers."""
     shuffle: bool = True
     """Whether epochs are permuted at all."""
     remainder: Remainder = "drop"
-    """What happens to the samples left when the epoch does not divide by the number of workers.
-    "drop": they sit this epoch out (another few in each epoch). "repeat": the epoch's first samples are
+    """Treatment of the samples left when the epoch does not divide by the number of workers.
+    "drop": they are left out of this epoch (others of the next). "repeat": the epoch's first samples are
     used again to fill up. "uneven": the first workers get one more; use `link.join()`."""
     epoch: int = 0
     """The epoch that iteration goes through; see `set_epoch`."""
     position: int = 0
-    """Samples of this epoch that all workers together have used up."""
+    """Samples of this epoch that all workers together have used."""
     _order: NDArray[np.int64] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check(self.world_size >= 1, "world_size", "at least 1", self.world_size)
         check(0 <= self.rank < self.world_size, "rank", f"from 0 to {self.world_size - 1}", self.rank)
         check_one_of("remainder", self.remainder, ("drop", "repeat", "uneven"))
-        if self.num_samples < self.world_size:
-            raise SettingError(
-                f"world_size must be at most {self.num_samples} (one sample each), got {self.world_size}",
-                hint="use fewer workers or more data",
-            )
+        rule, hint = f"at most {self.num_samples} (one sample each)", "use fewer workers or more data"
+        check(self.world_size <= self.num_samples, "world_size", rule, self.world_size, hint=hint)
 
     def set_epoch(self, epoch: int, *, position: int = 0) -> None:
         """Go to `epoch`, after its first `position` samples (counted over all workers)."""
@@ -73,13 +70,13 @@ class Shards:
         return whole + 1 if self.remainder == "repeat" else whole + (self.rank < extra)
 
     def __iter__(self) -> Iterator[int]:
-        """The indices left; `position` stays (a DataLoader reads ahead): call `advance` as you train."""
+        """Iterate over the indices left. `position` stays (a DataLoader reads ahead): call `advance`."""
         return iter(self._mine().tolist())
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
-        """The indices left, `batch_size` at a time (the last may be smaller).
+        """Yield the indices left, `batch_size` at a time (the last may be smaller).
 
-        `position` moves on as a batch is handed out: after training on it is the moment to save.
+        `position` advances as a batch is yielded: save after training on it.
         """
         check(batch_size >= 1, "batch_size", "at least 1", batch_size)
         mine = self._mine()
@@ -89,36 +86,29 @@ class Shards:
             yield batch
 
     def num_batches(self, batch_size: int) -> int:
-        """How many batches `batches` has left."""
+        """Return how many batches `batches` has left."""
         return -(-len(self) // batch_size)
 
     def advance(self, num_samples: int) -> None:
-        """Note that every worker has trained on `num_samples` more."""
+        """Count `num_samples` more that every worker has trained on."""
         self.position = min(self.position + num_samples * self.world_size, self.num_samples)
 
     def _mine(self) -> NDArray[np.int64]:
-        order = self._epoch_order()
-        left = order[self.position :]
-        extra = -len(left) % self.world_size
-        if self.remainder == "drop":
-            left = left[: len(left) // self.world_size * self.world_size]
-        elif self.remainder == "repeat" and len(left):
-            left = np.concatenate([left, order[:extra]])
-        return left[self.rank :: self.world_size]
-
-    def _epoch_order(self) -> NDArray[np.int64]:
-        if self._order is None:
-            if self.shuffle:
-                self._order = np.random.default_rng([self.seed, self.epoch]).permutation(self.num_samples)
-            else:
-                self._order = np.arange(self.num_samples)
-        return self._order
+        if self._order is None:  # cached: a permutation of a large data set takes a while
+            order = np.arange(self.num_samples)
+            generator = np.random.default_rng([self.seed, self.epoch])
+            self._order = generator.permutation(self.num_samples) if self.shuffle else order
+        left = self._order[self.position :]
+        if self.remainder == "repeat" and len(left):
+            left = np.concatenate([left, self._order[: -len(left) % self.world_size]])
+        mine = left[self.rank :: self.world_size]
+        return mine[: len(self)]
 
     def state_dict(self) -> dict[str, int]:
-        """What must survive a stop; rank and world size are not part of it."""
+        """Return the place in the epoch; rank and world size are not part of it."""
         return {"seed": self.seed, "epoch": self.epoch, "position": self.position}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go on from a saved place, with this object's own rank and world size."""
+        """Continue from a saved place, with this object's own rank and world size."""
         self.seed = state["seed"]
         self.set_epoch(state["epoch"], position=state["position"])

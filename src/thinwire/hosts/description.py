@@ -1,4 +1,4 @@
-"""Hosts, the paths between them and what befalls them, as a value that is checked before use; no torch."""
+"""Hosts, the paths between them and their faults, as a value that is checked before use; no torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from thinwire.errors import SettingError, check
+from thinwire.errors import check
 from thinwire.hosts.faults import Fault, parse_fault
-from thinwire.hosts.rates import check_rate, format_rate, parse_rate
+from thinwire.hosts.quantities import check_rate, format_rate, parse_rate, parse_rates, whole
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,7 +20,7 @@ class Host:
     """Bandwidth of its path, in each direction."""
     site: int = 0
     speed: float = 1.0
-    """0.5 computes half as fast as the others."""
+    """Relative speed of computing: 0.5 takes twice as long."""
 
     @property
     def name(self) -> str:
@@ -47,40 +47,34 @@ class Description:
         for host in self.hosts:
             check_rate(host.rate_bit_per_s, field=f"rate of host {host.index}")
             check(0 < host.speed <= 1, f"speed of host {host.index}", "above 0 and at most 1", host.speed)
-        several = self.num_sites > 1
+        several, uplink = self.num_sites > 1, self.uplink_bit_per_s
         hint = "add --uplink 50mbit" if several else "add --sites 4+4, or leave --uplink out"
         rule = "given with several sites, and only then"
-        check(
-            several == (self.uplink_bit_per_s is not None), "uplink", rule, self.uplink_bit_per_s, hint=hint
-        )
-        if self.uplink_bit_per_s is not None:
-            check_rate(self.uplink_bit_per_s, field="uplink")
+        check(several == (uplink is not None), "uplink", rule, uplink, hint=hint)
+        if uplink is not None:
+            check_rate(uplink, field="uplink")
+        killed = {fault.host for fault in self.faults if fault.kind == "kill"}
         for fault in self.faults:
-            self._check_fault(fault)
-
-    def _check_fault(self, fault: Fault) -> None:
-        hosts, sites = len(self.hosts), self.num_sites
-        if fault.host is not None:
-            check(0 <= fault.host < hosts, "fault host", f"0 to {hosts - 1}", fault.host, hint=str(fault))
-        if fault.site is not None:
-            check(sites > 1, "fault site", "used with several sites", fault.site, hint=str(fault))
-            check(0 <= fault.site < sites, "fault site", f"0 to {sites - 1}", fault.site, hint=str(fault))
-        if fault.kind == "rejoin":
-            killed = any(f.kind == "kill" and f.host == fault.host for f in self.faults)
-            check(killed, "fault rejoin", "of a host that is killed before", str(fault))
+            at, site, hint = fault.host, fault.site, str(fault)
+            check(at is None or 0 <= at < count, "fault host", f"0 to {count - 1}", at, hint=hint)
+            check(site is None or several, "fault site", "used with several sites", site, hint=hint)
+            last = self.num_sites - 1
+            check(site is None or 0 <= site <= last, "fault site", f"0 to {last}", site, hint=hint)
+            rejoins = fault.kind == "rejoin"
+            check(not rejoins or at in killed, "fault rejoin", "of a host that is killed before", hint)
 
     @property
     def num_sites(self) -> int:
         return 1 + max(host.site for host in self.hosts)
 
     def scaled(self, factor: float) -> Description:
-        """The same hosts with all rates multiplied: goes with a net scaled alike."""
+        """The same hosts with all rates multiplied; to be used with a net scaled alike."""
         hosts = tuple(replace(host, rate_bit_per_s=host.rate_bit_per_s * factor) for host in self.hosts)
         uplink = self.uplink_bit_per_s
         return replace(self, hosts=hosts, uplink_bit_per_s=None if uplink is None else uplink * factor)
 
     def summary(self) -> str:
-        """One line for people: `8 hosts at 200mbit, 2 sites with uplinks of 50mbit`."""
+        """Describe the hosts in one line: `8 hosts at 200mbit, 2 sites with uplinks of 50mbit`."""
         rates = sorted({host.rate_bit_per_s for host in self.hosts})
         words = f"{len(self.hosts)} hosts at {' and '.join(map(format_rate, rates))}"
         if self.uplink_bit_per_s is not None:
@@ -106,13 +100,11 @@ def describe(
     '8 hosts at 100mbit and 1gbit, 2 sites with uplinks of 50mbit, slow: host 3 at 0.5'
     """
     check(hosts >= 1, "hosts", "at least 1", hosts)
-    rates = _rates(rate, hosts)
-    site_of = _sites(sites, hosts)
-    speeds = _speeds(slow, hosts)
+    each = zip(_rates(rate, hosts), _sites(sites, hosts), _speeds(slow, hosts), strict=True)
     return Description(
         hosts=tuple(
-            Host(index=i, rate_bit_per_s=rates[i], site=site_of[i], speed=speeds.get(i, 1.0))
-            for i in range(hosts)
+            Host(index=index, rate_bit_per_s=rate, site=site, speed=speed)
+            for index, (rate, site, speed) in enumerate(each)
         ),
         uplink_bit_per_s=None if uplink is None else parse_rate(uplink, field="uplink"),
         faults=tuple(parse_fault(text) for text in faults),
@@ -120,13 +112,8 @@ def describe(
 
 
 def _rates(text: str, hosts: int) -> list[float]:
-    rates: list[float] = []
-    words = text.split(",")
-    for word in words:
-        rate, times, count = word.partition("*")
-        repeat = _whole("rate", count, given=text) if times else 1
-        rates += [parse_rate(rate)] * min(repeat, hosts + 1)
-    if len(words) == 1 and "*" not in text:
+    rates = parse_rates(text)
+    if len(rates) == 1 and "*" not in text:
         return rates * hosts
     hint = "one rate for all, or as many as hosts: 1gbit*6,100mbit*2"
     check(len(rates) == hosts, "rate", f"given for {hosts} hosts", f"{text} ({len(rates)})", hint=hint)
@@ -136,17 +123,17 @@ def _rates(text: str, hosts: int) -> list[float]:
 def _sites(text: str | None, hosts: int) -> list[int]:
     if text is None:
         return [0] * hosts
-    counts = [_whole("sites", word, given=text) for word in text.split("+")]
+    counts = [whole(word, "sites", "made of whole numbers", text) for word in text.split("+")]
     check(min(counts) >= 1, "sites", "at least one host each", text)
     check(sum(counts) == hosts, "sites", f"{hosts} hosts in sum", text, hint="4+4 puts 8 hosts on two sites")
     return [site for site, count in enumerate(counts) for _ in range(count)]
 
 
-def _speeds(words: Sequence[str], hosts: int) -> dict[int, float]:
+def _speeds(words: Sequence[str], hosts: int) -> list[float]:
     speeds: dict[int, float] = {}
     for word in words:
         host, _, speed = word.partition("=")
-        index = _whole("slow", host, given=word)
+        index = whole(host, "slow", "made of whole numbers", word)
         check(0 <= index < hosts, "slow", f"a host from 0 to {hosts - 1}", word)
         check(index not in speeds, "slow", "given once per host", word)
         try:
@@ -154,11 +141,4 @@ def _speeds(words: Sequence[str], hosts: int) -> dict[int, float]:
         except ValueError:
             speeds[index] = math.nan
         check(0 < speeds[index] <= 1, "slow", "HOST=SPEED with a speed above 0 and at most 1", word)
-    return speeds
-
-
-def _whole(field: str, text: str, *, given: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise SettingError(f"{field} must be made of whole numbers, got {given!r}") from None
+    return [speeds.get(index, 1.0) for index in range(hosts)]

@@ -1,4 +1,4 @@
-"""Is the lab what it says? Transfers of a known size against arithmetic; no torch."""
+"""Checks the lab: compares transfers of a known size with arithmetic; no torch."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from typing import Any
 
 from thinwire.errors import UsageError, check
 from thinwire.hosts.description import Description
-from thinwire.lab.job import Job
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, run
+from thinwire.simulate.network import Network
+from thinwire.traffic import Round
 
 TOLERANCE = 0.12
 """Headers cost 5 %; the rest is for start-up and timers."""
-SMALLEST_MB = 1.0
+MIN_MB = 1.0
 REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """One transfer: what it should take, and the best of what it took."""
+    """The expected and the shortest measured time of one kind of transfer."""
 
     operation: str
     expected_s: float
@@ -30,17 +31,17 @@ class Reading:
 
     @property
     def close(self) -> bool:
-        """Within the tolerance, and not faster than the path allows."""
+        """Whether it is within the tolerance, and not faster than the path allows."""
         return 1 - TOLERANCE <= self.ratio <= 1 + TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """All transfers, in one lab."""
+    """All transfers in one lab."""
 
     readings: tuple[Reading, ...]
     counted_share: float
-    """Bytes the interfaces counted over bytes handed to them in the all-reduces."""
+    """Bytes counted by the interfaces over bytes sent in the all-reduces."""
     busy_share: float
     warnings: tuple[str, ...]
 
@@ -50,27 +51,20 @@ class Calibration:
 
 
 def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int = REPEATS) -> Calibration:
-    """Measure an exchange by pairs (over TCP alone, then over Gloo) and an all-reduce in a fresh lab."""
+    """Measure an exchange by pairs (over plain TCP, then over Gloo) and an all-reduce in a new lab."""
     check(len(description.hosts) >= 2, "hosts", "2 or more", len(description.hosts))
-    check(SMALLEST_MB <= megabytes <= 1000, "megabytes", f"between {SMALLEST_MB:g} and 1000", megabytes)
+    check(MIN_MB <= megabytes <= 1000, "megabytes", f"between {MIN_MB:g} and 1000", megabytes)
     check(repeats >= 1, "repeats", "at least 1", repeats)
     num_bytes = round(megabytes * 1e6 / 4) * 4
+    exchanges = ("exchange, TCP", "exchange, Gloo")
+    expected = dict.fromkeys(exchanges, expected_exchange_s(description, num_bytes))
+    expected["all-reduce, Gloo"] = expected_all_reduce_s(description, num_bytes)
     command = ("-m", "thinwire.lab.probe", str(num_bytes), str(repeats))
-    slowest_s = expected_all_reduce_s(description, num_bytes) + 2 * expected_exchange_s(
-        description, num_bytes
-    )
-    outcome = run(Job(description=description, command=command, time_limit_s=120 + 10 * repeats * slowest_s))
-    if outcome.exit_code != 0:
-        raise UsageError(f"the measurement ended with exit code {outcome.exit_code}; see the lines above")
-    measured: dict[str, Any] = {}
-    for report in outcome.reports:
-        measured.update(report)
-    exchange_s = expected_exchange_s(description, num_bytes)
-    expected = {
-        "exchange, TCP": exchange_s,
-        "exchange, Gloo": exchange_s,
-        "all-reduce, Gloo": expected_all_reduce_s(description, num_bytes),
-    }
+    time_limit_s = 120 + 10 * repeats * sum(expected.values())
+    result = run(Job(description=description, command=command, time_limit_s=time_limit_s))
+    if result.exit_code != 0:
+        raise UsageError(f"the measurement ended with exit code {result.exit_code}; see the lines above")
+    measured: dict[str, Any] = result.reports[0]
     return Calibration(
         readings=tuple(
             Reading(operation=name, expected_s=seconds, measured_s=measured[name])
@@ -83,34 +77,17 @@ def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int
 
 
 def expected_exchange_s(description: Description, num_bytes: int) -> float:
-    """Hosts 0 and 1, 2 and 3, ... exchange `num_bytes` at once: the slowest pair's seconds.
+    """Return the seconds of the slowest pair when hosts 0 and 1, 2 and 3, ... exchange `num_bytes` at once.
 
     >>> from thinwire.hosts.description import describe
     >>> expected_exchange_s(describe(hosts=2, rate="1gbit"), 10_000_000)
     0.08
     """
-    hosts, uplink = description.hosts, description.uplink_bit_per_s
-    pairs = list(zip(hosts[::2], hosts[1::2], strict=False))
-    crossing = [a for a, b in pairs if a.site != b.site]
-    slowest_s = 0.0
-    for a, b in pairs:
-        rate = min(a.rate_bit_per_s, b.rate_bit_per_s)
-        if uplink is not None and a.site != b.site:
-            sharing = max(sum(other.site == end.site for other in crossing) for end in (a, b))
-            rate = min(rate, uplink / max(1, sharing))
-        slowest_s = max(slowest_s, num_bytes * 8 / rate)
-    return slowest_s
+    network, paired = Network(description), len(description.hosts) // 2 * 2
+    return max(network.transfer(host, host ^ 1, num_bytes, 0.0)[1] for host in range(paired))
 
 
 def expected_all_reduce_s(description: Description, num_bytes: int) -> float:
-    """A ring in the order of hosts sends 2 (P-1)/P of `num_bytes` over every path.
-
-    >>> from thinwire.hosts.description import describe
-    >>> round(expected_all_reduce_s(describe(hosts=8, rate="200mbit"), 10_000_000), 6)
-    0.7
-    """
-    rates = [host.rate_bit_per_s for host in description.hosts]
-    if description.uplink_bit_per_s is not None:
-        rates.append(description.uplink_bit_per_s)
-    count = len(description.hosts)
-    return 2 * (count - 1) / count * num_bytes * 8 / min(rates)
+    """Return the seconds of a ring in the order of hosts, with 2 (P-1)/P of `num_bytes` on every path."""
+    hosts = range(len(description.hosts))
+    return Network(description).collective(Round(op="all_reduce", send_bytes=num_bytes), hosts, 0.0)

@@ -1,75 +1,116 @@
-"""A worker's telephone to the lab: change rates, cause faults, read counters, while running; no torch.
+"""A worker's connections to the lab: a socket for requests, and memory that both share; no torch.
 
-Each worker inherits one end of a socket pair; one JSON line asks, one answers.
+Each worker inherits one end of a pipe; a request is a dictionary, its answer a value or an error. The lab
+writes the speed of the host into the memory, the worker its steps: visible at once, without locks.
 """
 
 from __future__ import annotations
 
-import json
+import ctypes
+import mmap
 import os
-import socket
+from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
-from thinwire.errors import UsageError
+from thinwire.errors import ThinwireError, UsageError
 from thinwire.lab.network import Counters
 
 CONTROL_VARIABLE = "THINWIRE_LAB_CONTROL"
-"""Environment variable with the number of the open socket; set by the lab for every worker."""
+"""Environment variable with the number of the open pipe; the lab sets it for every worker."""
+STATUS_VARIABLE = "THINWIRE_LAB_STATUS"
+"""Environment variable with the path of the shared memory; the lab sets it for every worker."""
+
+TIMEOUT_S = 30.0
 
 
 class Control:
-    """Asks the lab this worker runs in; use from one thread at a time."""
+    """Sends requests to the lab that this worker runs in; use it from one thread at a time."""
 
-    def __init__(self, connection: socket.socket, *, timeout_s: float = 30.0) -> None:
+    def __init__(self, connection: Connection[Any, Any]) -> None:
         self._connection = connection
-        self._connection.settimeout(timeout_s)
-        self._reader = connection.makefile("r", encoding="utf-8")
 
     @staticmethod
-    def of_this_worker() -> Control | None:
-        """The line of this process; None outside a lab."""
+    def from_environment() -> Control | None:
+        """Return the connection of this worker; None outside a lab."""
         number = os.environ.get(CONTROL_VARIABLE, "")
-        return Control(socket.socket(fileno=os.dup(int(number)))) if number else None
+        return Control(Connection(os.dup(int(number)))) if number else None
 
     def set_rate(self, bit_per_s: float, *, host: int | None = None) -> None:
         """Shape the path of one host, or of all."""
-        self._ask(do="rate", rate=f"{bit_per_s:.0f}bit", host=host)
+        self._request(do="rate", bit_per_s=float(bit_per_s), host=host)
 
     def set_uplink(self, bit_per_s: float) -> None:
         """Shape the uplinks of all sites."""
-        self._ask(do="uplink", rate=f"{bit_per_s:.0f}bit")
+        self._request(do="uplink", bit_per_s=float(bit_per_s))
 
     def fault(self, text: str) -> None:
         """Cause a fault now: `cut:host=3`, without a step or a time."""
-        self._ask(do="fault", fault=text)
+        self._request(do="fault", fault=text)
 
     def report(self, value: Any) -> None:
-        """Hand a result (anything JSON can hold) to whoever started the run: `Outcome.reports`."""
-        self._ask(do="report", value=value)
+        """Send a result (any JSON value) to the caller of the run, who finds it in `LabResult.reports`."""
+        self._request(do="report", value=value)
 
     def counters(self) -> list[Counters]:
-        """Bytes and packets of every host so far."""
-        return [Counters(*numbers) for numbers in self._ask(do="counters")]
+        """Return bytes and packets of every host so far."""
+        counters: list[Counters] = self._request(do="counters")
+        return counters
 
     def restart_load(self) -> None:
-        """Forget the processor load seen so far."""
-        self._ask(do="restart_load")
+        """Measure the processor load from now on."""
+        self._request(do="restart_load")
 
     def load(self) -> tuple[float, str | None]:
-        """Busy share of the processors since the last restart, and the warning it deserves."""
-        share, warning = self._ask(do="load")
-        return float(share), warning
+        """Return the busy share of the processors since the last restart, and a warning if it is too high."""
+        share, warning = self._request(do="load")
+        return share, warning
 
     def close(self) -> None:
-        self._reader.close()
         self._connection.close()
 
-    def _ask(self, **request: Any) -> Any:
-        self._connection.sendall(json.dumps(request).encode() + b"\n")
-        line = self._reader.readline()
-        if not line:
-            raise UsageError("the lab is gone")
-        reply = json.loads(line)
-        if "error" in reply:
-            raise UsageError(f"the lab refused {request['do']}: {reply['error']}")
-        return reply["answer"]
+    def _request(self, **request: Any) -> Any:
+        try:
+            self._connection.send(request)
+            if not self._connection.poll(TIMEOUT_S):
+                raise UsageError(f"the lab has not answered {request['do']} for {TIMEOUT_S:g} s")
+            answer = self._connection.recv()
+        except (EOFError, OSError) as problem:
+            raise UsageError("the lab is gone") from problem
+        if isinstance(answer, ThinwireError):
+            raise UsageError(f"the lab refused {request['do']}: {answer}")
+        return answer
+
+
+class HostStatus(ctypes.Structure):
+    """Shared memory of the lab and one worker; assigning to a field writes to it."""
+
+    _fields_ = (("speed", ctypes.c_double), ("steps", ctypes.c_int64), ("released", ctypes.c_int64))
+    speed: float
+    """1 is full speed, 0.5 takes twice as long."""
+    steps: int
+    """Optimizer steps that the worker has done."""
+    released: int
+    """The last step at which a scheduled fault was applied: a worker that waits there continues."""
+
+    @classmethod
+    def create(cls, file: int, *, speed: float = 1.0) -> HostStatus:
+        """Map an open file and reset it, also when an earlier worker of the host has used it."""
+        os.ftruncate(file, ctypes.sizeof(cls))
+        status = cls.map(file)
+        status.speed, status.steps, status.released = speed, 0, 0
+        return status
+
+    @classmethod
+    def from_environment(cls) -> HostStatus | None:
+        """Return the status of this worker's host; None outside a lab."""
+        path = os.environ.get(STATUS_VARIABLE, "")
+        if not path or not Path(path).exists():
+            return None
+        with open(path, "r+b") as file:
+            return cls.map(file.fileno())
+
+    @classmethod
+    def map(cls, file: int) -> HostStatus:
+        """Map an open file."""
+        return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))

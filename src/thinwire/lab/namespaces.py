@@ -1,7 +1,7 @@
-"""Namespaces: how to enter a world of our own, and what is missing where that is not allowed; no torch.
+"""Linux namespaces: how to enter new ones, and what is missing where that is not allowed; no torch.
 
 The lab runs as the first process of a pid namespace, so that the kernel ends everything in it when that
-one ends. Hosts are network namespaces without a name: only open files refer to them, none stays behind.
+process ends. Hosts are unnamed network namespaces: only open files refer to them, so none is left behind.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from thinwire.errors import UsageError
 
@@ -21,9 +22,9 @@ _CLONE_NEWUTS = 0x04000000
 _PATHS = "/usr/sbin:/sbin:/usr/bin:/bin"
 """Where ip and tc live; an ordinary user's PATH often lacks the first two."""
 
-_TRY = """
-ip link add try0 type bridge && ip link add try1 type veth peer name try2 &&
-tc qdisc add dev try1 root tbf rate 1mbit burst 16kb limit 64kb
+_TEST_SCRIPT = """
+ip link add test0 type bridge && ip link add test1 type veth peer name test2 &&
+tc qdisc add dev test1 root tbf rate 1mbit burst 16kb limit 64kb
 """
 _REPLACE_HOSTS = """
 mount -t tmpfs none /mnt
@@ -34,78 +35,67 @@ umount -l /mnt
 
 
 def find_tool(name: str) -> str:
-    """The full path of a system tool."""
-    found = shutil.which(name) or shutil.which(name, path=_PATHS)
-    if found is None:
-        package = "util-linux" if name == "unshare" else "iproute2"
-        raise UsageError(f"the lab needs `{name}`, which is not installed", hint=f"apt-get install {package}")
-    return found
+    """Return the full path of a system tool."""
+    if found := _which(name):
+        return found
+    package = "util-linux" if name == "unshare" else "iproute2"
+    raise UsageError(f"the lab needs `{name}`, which is not installed", hint=f"apt-get install {package}")
+
+
+def _which(name: str) -> str | None:
+    return shutil.which(name) or shutil.which(name, path=_PATHS)
 
 
 def enter_command() -> list[str]:
-    """The command that starts another command inside a world of its own.
+    """Return the command that starts another command inside new namespaces.
 
     Tried in this order: as root, through a user namespace (rootless), and both without a /proc of its own
     (containers often forbid that). Raises UsageError saying what is missing when none works.
     """
-    unshare = find_tool("unshare")
-    for tool in ("ip", "tc"):
-        find_tool(tool)
+    unshare, _, _ = map(find_tool, ("unshare", "ip", "tc"))
     common = [unshare, "--net", "--mount", "--pid", "--fork", "--kill-child"]
     rootless = ["--user", "--map-root-user"]
     refusals = []
     for extra in (["--mount-proc"], []):
-        for who in ([], rootless) if os.geteuid() == 0 else (rootless,):
-            command = [*common, *who, *extra]
+        for user in ([], rootless) if os.geteuid() == 0 else (rootless,):
+            command = [*common, *user, *extra]
             refusal = _refusal(command)
             if refusal is None:
-                return [*_die_with_parent(), *command]
+                # The lab ends by itself when our end of its channel closes; the signal is for a lab too
+                # stuck to notice.
+                setpriv = _which("setpriv")
+                return [setpriv, "--pdeathsig", "KILL", *command] if setpriv else command
             refusals.append(f"`{' '.join(command[1:])}`: {refusal}")
-    raise UsageError(
-        "this machine does not let us make network namespaces\n" + "\n".join(refusals), hint=_advice()
-    )
-
-
-def _die_with_parent() -> list[str]:
-    # The lab ends by itself when our end of its channel closes. This is for a lab too stuck to notice.
-    setpriv = shutil.which("setpriv") or shutil.which("setpriv", path=_PATHS)
-    return [setpriv, "--pdeathsig", "KILL"] if setpriv else []
+    raise UsageError("this machine does not allow network namespaces\n" + "\n".join(refusals), hint=_advice())
 
 
 def _refusal(command: list[str]) -> str | None:
-    """Why `command` cannot make a shaped path, or None if it can."""
-    done = subprocess.run(
-        [*command, "sh", "-ec", _TRY],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        env=tool_environment(),
-    )
+    """Return why `command` cannot create a shaped path, or None if it can."""
+    done = run_tool([*command, "sh", "-ec", _TEST_SCRIPT])
     return None if done.returncode == 0 else done.stderr.strip() or f"exit code {done.returncode}"
 
 
+def run_tool(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a system tool with `text` on its standard input, and capture its output."""
+    return subprocess.run(
+        command, input=text, text=True, capture_output=True, check=False, timeout=30, env=tool_environment()
+    )
+
+
 def tool_environment() -> dict[str, str]:
-    """The environment with the system tools on the PATH."""
+    """Return the environment with the system tools on the PATH."""
     return {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:{_PATHS}"}
 
 
 def _advice() -> str:
-    asked = {
-        "/proc/sys/kernel/unprivileged_userns_clone": ("0", "sysctl kernel.unprivileged_userns_clone=1"),
-        "/proc/sys/user/max_user_namespaces": ("0", "sysctl user.max_user_namespaces=10000"),
-        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
-            "1",
-            "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
-        ),
-    }
-    for path, (bad, remedy) in asked.items():
-        try:
-            with open(path) as file:
-                if file.read().strip() == bad:
-                    return f"as root: {remedy}"
-        except OSError:
-            continue
+    for setting, bad, good in (
+        ("kernel.unprivileged_userns_clone", "0", "1"),
+        ("user.max_user_namespaces", "0", "10000"),
+        ("kernel.apparmor_restrict_unprivileged_userns", "1", "0"),
+    ):
+        path = Path("/proc/sys", *setting.split("."))
+        if path.exists() and path.read_text().strip() == bad:
+            return f"as root: sysctl {setting}={good}"
     return (
         "run as root, or in a container started with --cap-add SYS_ADMIN --cap-add NET_ADMIN "
         "--security-opt seccomp=unconfined; the kernel needs bridge, veth and sch_tbf"
@@ -113,61 +103,48 @@ def _advice() -> str:
 
 
 def _call(name: str, *arguments: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if getattr(libc, name)(*arguments) != 0:
+    # Python has os.unshare and os.setns from 3.12 on.
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{name}: {os.strerror(number)}")
 
 
 def new_network() -> int:
-    """Make a network namespace and return an open file that stands for it; we stay where we are."""
-    home = this_network()
-    _call("unshare", _CLONE_NEWNET)
-    made = this_network()
-    enter_network(home)
-    os.close(home)
-    return made
-
-
-def this_network() -> int:
-    """An open file that stands for the network namespace of this thread."""
-    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def enter_network(namespace: int) -> None:
-    """Move this thread into a network namespace, for good."""
-    _call("setns", namespace, _CLONE_NEWNET)
+    """Create a network namespace and return an open file that refers to it; this thread stays in its own."""
+    with inside_network(None):
+        return _open_network()
 
 
 @contextmanager
-def inside_network(namespace: int) -> Iterator[None]:
-    """Be in another network namespace for a while, with the processes started meanwhile."""
-    home = this_network()
-    enter_network(namespace)
+def inside_network(namespace: int | None) -> Iterator[None]:
+    """Enter another network namespace (None: a new one) for a while, with the processes started meanwhile."""
+    home = _open_network()
     try:
+        if namespace is None:
+            _call("unshare", _CLONE_NEWNET)
+        else:
+            _call("setns", namespace, _CLONE_NEWNET)
         yield
     finally:
-        enter_network(home)
+        _call("setns", home, _CLONE_NEWNET)
         os.close(home)
 
 
+def _open_network() -> int:
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
 def enter_host(namespace: int, name: str) -> None:
-    """Move this process into a host's network, and let it have the host's name."""
-    enter_network(namespace)
+    """Move this process into a host's network for good, and give it the host's name."""
+    _call("setns", namespace, _CLONE_NEWNET)
     _call("unshare", _CLONE_NEWUTS)
     socket.sethostname(name)
 
 
-def know_hosts(names: dict[str, str]) -> bool:
-    """Let everyone in here find these names (to address) in /etc/hosts; the real file is not touched.
-
-    Says whether it worked: without it, only lookups by name fail.
-    """
+def replace_hosts_file(names: dict[str, str]) -> None:
+    """Make names resolve to addresses through /etc/hosts inside the lab; the real file is not touched."""
     lines = ["127.0.0.1 localhost"]
     for name, address in names.items():
-        # Sockets that serve both protocols ask for the older one's addresses behind ::ffff:.
+        # Sockets for both protocols look up IPv4 addresses as ::ffff:address.
         lines += [f"{address} {name}", f"::ffff:{address} {name}.lab"]
-    done = subprocess.run(
-        ["sh", "-ec", _REPLACE_HOSTS], input="\n".join(lines), text=True, check=False, capture_output=True
-    )
-    return done.returncode == 0
+    run_tool(["sh", "-ec", _REPLACE_HOSTS], "\n".join(lines))  # without it, only lookups by name fail

@@ -1,7 +1,7 @@
-"""What a recipe is: a named value that holds all of a training but the strategy and the workers.
+"""A recipe is a named value that holds all of a training but the strategy and the workers.
 
-Listing recipes needs no torch: what does is behind `Recipe.training`. A new recipe can start from another:
-`dataclasses.replace(digits_cnn(), name="digits-long", epochs=100)`.
+Listing recipes needs no torch: the parts that need it are behind `Recipe.training`. A new recipe can start
+from another: `dataclasses.replace(digits_cnn(), name="digits-long", epochs=100)`.
 """
 
 from __future__ import annotations
@@ -20,55 +20,51 @@ if TYPE_CHECKING:
 
 
 class Samples(Protocol):
-    """Data to train or test with: samples that are asked for by their indices."""
+    """Training or test data: `take` returns the inputs and targets of one batch, given by indices."""
 
     def __len__(self) -> int: ...
-
-    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of one batch."""
-        ...
+    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """What a recipe trains on, and what it is judged by."""
+    """The training and test samples of a recipe."""
 
     train: Samples
     test: Samples
     order: Literal["shuffled", "streams"] = "shuffled"
-    """Samples are drawn in another order each epoch, or each row of a batch goes on where the same row of the
-    batch before ended (see `Shards` and `Streams`)."""
+    """Samples are drawn in another order each epoch, or each row of a batch continues where the same row of
+    the batch before ended (see `Shards` and `Streams`)."""
 
 
 Carried = tuple["Tensor", ...] | None
-"""What a model hands on from one batch to the next, as a recurrent network does; None at the start."""
+"""State that a model hands on from one batch to the next, as a recurrent network does; None at the start."""
 
 
 def no_carry(model: nn.Module, inputs: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
-    """The forward pass of a model for which every batch stands alone."""
+    """Run a model for which every batch stands alone."""
     return model(inputs), None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Target:
-    """What a good run reaches on the test data."""
+class MetricTarget:
+    """The test metric that a good run reaches."""
 
     metric: str
     value: float
     higher_is_better: bool = True
 
     def reached_by(self, value: float) -> bool:
-        """Whether `value` is as good as the target."""
         return value >= self.value if self.higher_is_better else value <= self.value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Plan:
-    """How much training there will be; what learning rates and schedules are derived from."""
+class TrainingPlan:
+    """How much training there will be; learning rates and schedules are derived from it."""
 
     world_size: int
     batch_size: int
-    """Of one worker."""
+    """Samples per worker and step."""
     num_steps: int
 
     @property
@@ -79,24 +75,24 @@ class Plan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Training:
-    """The parts that need torch, as functions; the loop in `train.py` puts them together."""
+    """The parts that need torch, as functions."""
 
     data: Callable[[Path | None], Data]
     """Loads the data, from the folder named with --data if it is not part of the package."""
     model: Callable[[], nn.Module]
-    optimizer: Callable[[nn.Module, Plan], Optimizer]
-    schedule: Callable[[Optimizer, Plan], LRScheduler]
-    """Of the learning rate; stepped after every optimizer step."""
+    optimizer: Callable[[nn.Module, TrainingPlan], Optimizer]
+    schedule: Callable[[Optimizer, TrainingPlan], LRScheduler]
+    """Makes the learning-rate schedule, which is stepped after every optimizer step."""
     loss: Callable[[Tensor, Tensor], Tensor]
-    """Mean over the batch, from outputs and targets."""
+    """Mean loss of a batch, from outputs and targets."""
     score: Callable[[Tensor, Tensor], Tensor]
-    """What the target's metric is the mean of: summed over the batch, from outputs and targets."""
+    """Summed score of a batch, from outputs and targets; the target's metric follows from its mean."""
     metric: Callable[[float], float] = float
     """The target's metric, from that mean; exp for a perplexity."""
     forward: Callable[[nn.Module, Tensor, Carried], tuple[Tensor, Carried]] = no_carry
-    """Outputs for the inputs and what the last batch has carried over, and what to carry on."""
+    """Outputs, and the state to carry on, from the inputs and the state carried over from the last batch."""
     clip_norm: float | None = None
-    """The norm that gradients of all parameters together are cut down to, if at all."""
+    """The norm that the gradients of all parameters together are clipped to; None: no clipping."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,10 +104,10 @@ class Recipe:
     """One line for `thinwire recipes`."""
     training: Callable[[], Training]
     """Called on the workers only; the place to import torch."""
-    target: Target
+    target: MetricTarget
     epochs: int
-    """Unless --epochs says otherwise."""
+    """Used unless --epochs says otherwise."""
     batch_size: int
-    """Of one worker, unless --batch-size says otherwise."""
+    """Samples per worker and step, unless --batch-size says otherwise."""
     locate: Callable[[Path | None], object] | None = None
     """Cheap check that the data is there, made before workers are started; raises DataError."""

@@ -15,42 +15,42 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import DataError, check, check_one_of
-from thinwire.recipes.base import Recipe
+from thinwire.events import RunStarted
+from thinwire.recipes import registry
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
 CHECKPOINTS = "checkpoints"
-"""The folder of them in a run folder."""
+"""Folder of the checkpoints in a run folder."""
 DEVICES = ("auto", "cpu", "cuda")
 SHUFFLES = ("dealt", "own", "ring")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunConfig:
-    """All that a worker is told about its run."""
+    """The complete configuration of a run, as every worker receives it."""
 
     recipe: str
     strategy: str
     settings: Mapping[str, object]
-    """Of the strategy, defaults included."""
+    """Settings of the strategy, defaults included."""
     workers: int
     epochs: int
     batch_size: int
-    """Of one worker."""
-    seed: int
-    data: str | None
+    """Samples per worker and step."""
+    seed: int = 0
+    data: str | None = None
     """The folder named with --data."""
     save_every: int = 0
     """Steps between two checkpoints; 0: none are saved."""
     resume: bool = False
-    """Whether to go on from the newest checkpoint in the run folder."""
+    """Whether to resume from the newest checkpoint in the run folder."""
     device: str = "auto"
-    """What to compute on: "cpu", "cuda", or "auto" for cuda where there is one."""
+    """The device: "cpu", "cuda", or "auto" for cuda where there is one."""
     profile: bool = False
     """Whether each worker writes a trace of a few steps."""
     evaluate_every: int = 0
     """Steps between two evaluations, beside those at the end of every epoch; 0: only those."""
-
     shuffle: str = "dealt"
     """Who trains on which samples: "dealt" out anew in every epoch, each worker having all of them; its "own"
     part, shuffled by itself; or its own part, whose samples travel in a "ring"."""
@@ -58,62 +58,45 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_one_of("device", self.device, DEVICES)
         check_one_of("shuffle", self.shuffle, SHUFFLES)
-        check(self.workers >= 1, "workers", "at least 1", self.workers)
-        check(self.epochs >= 1, "epochs", "at least 1", self.epochs)
-        check(self.batch_size >= 1, "batch size", "at least 1", self.batch_size)
-        check(self.save_every >= 0, "save every", "0 or more steps", self.save_every)
-        check(self.evaluate_every >= 0, "evaluate every", "0 or more steps", self.evaluate_every)
+        for name in ("workers", "epochs", "batch_size"):
+            check(getattr(self, name) >= 1, name.replace("_", " "), "at least 1", getattr(self, name))
+        for name in ("save_every", "evaluate_every"):
+            check(getattr(self, name) >= 0, name.replace("_", " "), "0 or more steps", getattr(self, name))
         check(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1", self.seed)
 
-    @property
-    def data_folder(self) -> Path | None:
-        """The data folder as a path."""
-        return None if self.data is None else Path(self.data)
 
+def resolve(
+    recipe: str,
+    strategy: str,
+    *,
+    epochs: int | None = None,
+    batch_size: int | None = None,
+    data: Path | None = None,
+    **others: Any,
+) -> RunConfig:
+    """Complete a user's choices; wrong ones are refused here.
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Choices:
-    """What a user chose; None is the recipe's default."""
-
-    strategy: str
-    settings: Mapping[str, str]
-    workers: int
-    epochs: int | None = None
-    batch_size: int | None = None
-    seed: int = 0
-    data: Path | None = None
-    save_every: int = 0
-    resume: bool = False
-    device: str = "auto"
-    profile: bool = False
-    shuffle: str = "dealt"
-
-
-def resolve(recipe_name: str, recipe: Recipe, choices: Choices) -> RunConfig:
-    """The configuration that `choices` and the recipe's defaults amount to; wrong ones are refused here."""
-    strategy = strategies.build(choices.strategy, choices.settings)
+    `strategy` is NAME:KEY=VALUE as on the command line, None the recipe's default, and `others` are fields of
+    RunConfig.
+    """
+    found = registry.get(recipe)
+    name, settings = strategies.parse(strategy)
     config = RunConfig(
-        recipe=recipe_name,
-        strategy=choices.strategy,
-        settings=strategies.resolved(strategy),
-        workers=choices.workers,
-        epochs=recipe.epochs if choices.epochs is None else choices.epochs,
-        batch_size=recipe.batch_size if choices.batch_size is None else choices.batch_size,
-        seed=choices.seed,
-        data=None if choices.data is None else str(choices.data.absolute()),
-        save_every=choices.save_every,
-        resume=choices.resume,
-        device=choices.device,
-        profile=choices.profile,
-        shuffle=choices.shuffle,
+        recipe=recipe,
+        strategy=name,
+        settings=strategies.resolved(strategies.build(name, settings)),
+        epochs=found.epochs if epochs is None else epochs,
+        batch_size=found.batch_size if batch_size is None else batch_size,
+        data=None if data is None else str(data.absolute()),
+        **others,
     )
-    if recipe.locate is not None:
-        recipe.locate(choices.data)
+    if found.locate is not None:  # missing data is reported here, not by every worker
+        found.locate(data)
     return config
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides the numbers, without importing any of it."""
+    """Return the versions of the packages that decide the numbers, without importing them."""
     found = {"python": platform.python_version()}
     for package in ("thinwire", "torch", "numpy"):
         try:
@@ -123,10 +106,25 @@ def versions() -> dict[str, str]:
     return found
 
 
+def _plain(config: RunConfig | Mapping[str, object]) -> dict[str, object]:
+    return asdict(config) if isinstance(config, RunConfig) else dict(config)
+
+
+def run_started(config: RunConfig | Mapping[str, object], world_size: int, host: str = "") -> RunStarted:
+    """Make a worker's first record; `host` is this machine unless it is named."""
+    return RunStarted(
+        config=_plain(config),
+        versions=versions(),
+        host=host or socket.gethostname(),
+        pid=os.getpid(),
+        world_size=world_size,
+    )
+
+
 def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
-    """Keep the configuration, and what it ran on, in the run folder."""
+    """Write the configuration, and what it ran on, into the run folder."""
     content = {
-        "config": asdict(config) if isinstance(config, RunConfig) else dict(config),
+        "config": _plain(config),
         "versions": versions(),
         "host": socket.gethostname(),
         "platform": platform.platform(),
@@ -138,10 +136,8 @@ def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
 
 
 def read_config(run: Path) -> RunConfig:
-    """The configuration kept in a run folder."""
-    path = run / FILE
+    """Read the configuration from a run folder."""
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return RunConfig(**content["config"])
+        return RunConfig(**json.loads((run / FILE).read_text(encoding="utf-8"))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} cannot be read: {error}") from error
+        raise DataError(f"{run / FILE} cannot be read: {error}") from error

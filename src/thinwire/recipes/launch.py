@@ -1,46 +1,73 @@
-"""Starts the workers of a run on this machine through torch's elastic launcher, and ends them.
+"""Starts the workers of a run on this machine with torch's elastic launcher, and ends them.
 
-The launcher is a process in a session of its own, so Ctrl-C reaches us alone, and we end the rest by the ids
-we know. Its standard input, which workers inherit, is a pipe whose other end only we hold: when we are gone,
-however that came, every worker reads the end of it and stops.
+The elastic agent blocks until its workers end, and handles signals. So it has a process of its own, which is
+`python -m thinwire.recipes.launch`, in a session of its own: Ctrl-C reaches only the command that started it.
+Its standard input, inherited by the workers, is a pipe whose other end only that command holds: when the
+command is gone, for whatever reason, every worker reads the end of the pipe and stops.
 """
 
 from __future__ import annotations
 
+import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 
 from thinwire.recipes.worker import LIFELINE
 
 LOG = "workers.log"
+SCRATCH = "launcher"
+"""Folder of the elastic agent in the run folder; by default it would leave one in /tmp."""
+FAILURE = "failure.json"
 MODULE = "thinwire.recipes.worker"
 GRACE_S = 5.0
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerFailure:
+    """The first worker that did not end with status 0, as the elastic agent saw it."""
+
+    rank: int
+    pid: int
+    status: int
+    """Exit status; -9 means killed by signal 9."""
+
+    @property
+    def how(self) -> str:
+        """How the worker ended, in words."""
+        if self.status >= 0:
+            return f"ended with status {self.status}"
+        try:
+            return f"was killed by {signal.Signals(-self.status).name}"
+        except ValueError:
+            return f"was killed by signal {-self.status}"
+
+
 class LocalWorkers:
-    """The running workers of one run folder; leaving the `with` block ends all that is left of them."""
+    """The running workers of one run folder; leaving the `with` block ends all that still run."""
+
+    failure: WorkerFailure | None = None
+    """The first failure, known after the `with` block; a killed worker cannot write it into its events."""
 
     def __init__(
         self, run: Path, num_workers: int, *, module: str = MODULE, arguments: Sequence[str] = ()
     ) -> None:
         self.log = run / LOG
-        self._scratch = run / "launcher"  # else torch leaves its folder in /tmp
-        self._worker_pids: set[int] = set()
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", str(num_workers), "--log-dir", str(self._scratch)]
-        command += ["-m", module, str(run), *arguments]
+        self._scratch = run / SCRATCH
+        self.worker_pids: set[int] = set()
+        """Workers to kill if the launcher does not; whoever reads their events adds them."""
+        command = [sys.executable, "-m", __name__, str(num_workers), str(self._scratch), module, str(run)]
         with self.log.open("wb") as log:
             self._launcher = subprocess.Popen(
-                command,
+                [*command, *arguments],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -48,16 +75,12 @@ class LocalWorkers:
                 start_new_session=True,
             )
 
-    def knows(self, pid: int) -> None:
-        """Remember a worker's process id, for the case that the launcher does not end it."""
-        self._worker_pids.add(pid)
-
     def poll(self) -> int | None:
         """The launcher's exit status, None while it runs."""
         return self._launcher.poll()
 
     def stop(self) -> None:
-        """End everything, gently first; does nothing if everything has ended."""
+        """End all processes, with SIGTERM first; does nothing if they have ended."""
         assert self._launcher.stdin is not None
         running = self.poll() is None
         self._launcher.stdin.close()
@@ -66,19 +89,19 @@ class LocalWorkers:
         if not self._ended_within(GRACE_S):
             self._kill()
         self._launcher.wait()
+        with suppress(OSError, ValueError, TypeError):  # no worker has failed, or the launcher was killed
+            self.failure = WorkerFailure(**json.loads((self._scratch / FAILURE).read_text(encoding="utf-8")))
         shutil.rmtree(self._scratch, ignore_errors=True)
 
     def _kill(self) -> None:
         self._launcher.kill()
-        for pid in self._worker_pids:
-            try:
+        for pid in self.worker_pids:
+            with suppress(ProcessLookupError):  # it has ended already
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass  # it has ended already
 
     def _ended_within(self, seconds: float) -> bool:
         deadline = time.monotonic() + seconds
-        while self.poll() is None or any(map(_exists, self._worker_pids)):
+        while self.poll() is None or any(map(_exists, self.worker_pids)):
             if time.monotonic() > deadline:
                 return False
             time.sleep(0.02)
@@ -87,24 +110,19 @@ class LocalWorkers:
     def __enter__(self) -> LocalWorkers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         try:
             self.stop()
-        except KeyboardInterrupt:  # Ctrl-C again: no more patience
+        except KeyboardInterrupt:  # Ctrl-C again: do not wait any longer
             self._kill()
             raise
 
 
 def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
-    """The environment of the workers: `given`, with the cores shared out and the lifeline announced."""
-    ours = dict(given)
-    ours.setdefault("OMP_NUM_THREADS", str(max(1, num_cores() // num_workers)))
-    ours[LIFELINE] = "1"
-    # a file of the user's called, say, random.py must not be taken for Python's
-    ours["PYTHONSAFEPATH"] = "1"
-    return ours
+    """The environment of the workers: `given`, with cores divided among them and the lifeline announced."""
+    threads = str(max(1, num_cores() // num_workers))
+    # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
+    return {"OMP_NUM_THREADS": threads, **given, LIFELINE: "1", "PYTHONSAFEPATH": "1"}
 
 
 def num_cores() -> int:
@@ -120,43 +138,34 @@ def _exists(pid: int) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class Death:
-    """A worker that ended without a word, as the launcher saw it."""
+def launch(num_workers: int, scratch: Path, module: str, arguments: Sequence[str]) -> int:
+    """Run `module` in `num_workers` processes until all have ended; a failure is written into `scratch`."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    rank: int
-    pid: int
-    status: int
-    """Its exit status; -9 means killed by signal 9."""
-
-    @property
-    def how(self) -> str:
-        """In words."""
-        if self.status >= 0:
-            return f"ended with status {self.status}"
-        try:
-            return f"was killed by {signal.Signals(-self.status).name}"
-        except ValueError:
-            return f"was killed by signal {-self.status}"
-
-
-_ROOT_CAUSE = re.compile(
-    r"Root Cause.*?rank\s*:\s*(?P<rank>\d+).*?exitcode\s*:\s*(?P<status>-?\d+)\s*\(pid:\s*(?P<pid>\d+)\)",
-    re.DOTALL,
-)
-
-
-def first_death(log: Path) -> Death | None:
-    """Who died first, read from the launcher's report; a killed worker cannot tell it in its events."""
+    scratch.mkdir(exist_ok=True)
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=num_workers,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        logs_specs=DefaultLogsSpecs(log_dir=str(scratch)),
+    )
     try:
-        found = _ROOT_CAUSE.search(log.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return None
-    if found is None:
-        return None
-    return Death(int(found["rank"]), int(found["pid"]), int(found["status"]))
+        elastic_launch(config, sys.executable)("-u", "-m", module, *arguments)
+    except ChildFailedError as error:
+        rank, failed = error.get_first_failure()
+        failure = WorkerFailure(rank, failed.pid, failed.exitcode)
+        (scratch / FAILURE).write_text(json.dumps(asdict(failure)), encoding="utf-8")
+        return 1
+    except SignalException as ended:
+        return 128 + ended.sigval
+    return 0
 
 
-def tail(lines: Iterable[str], count: int = 5) -> str:
-    """The last few lines that say something."""
-    return "\n".join([line.rstrip() for line in lines if line.strip()][-count:])
+if __name__ == "__main__":
+    sys.exit(launch(int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], sys.argv[4:]))

@@ -1,109 +1,128 @@
-"""What the simulator trains: the replicas of a recipe, each with its optimizer, samples and schedule."""
+"""The replicas of a recipe on the virtual clock, each with its optimizer, samples and schedule."""
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from statistics import median
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from thinwire.data import Shards, Streams
-from thinwire.errors import NumericError
-from thinwire.recipes.base import Carried, Data, Plan, Training
-from thinwire.recipes.config import RunConfig
-from thinwire.recipes.held import block_of
-from thinwire.recipes.keep import Course
-from thinwire.recipes.lockstep import Lockstep
-from thinwire.recipes.train import Result, Worker, batches_of_test, seed_of, shards_of
-from thinwire.recipes.virtual_ring import VirtualRing
-from thinwire.simulate.deal import Account, Deal, Hand, in_streams, in_turn
+from thinwire.errors import UsageError
+from thinwire.recipes.meter import check_loss
+from thinwire.recipes.partition import VirtualRing, block_range
+from thinwire.recipes.setup import LRSchedule, RunSetup, worker_seed
+from thinwire.simulate.deal import Deal, Hand, in_streams, in_turn
 from thinwire.simulate.replicas import Replicas, worth_batching
-from thinwire.simulate.session import Change
-from thinwire.simulate.worker import VirtualWorker
-from thinwire.wire.base import Work
-
-Stepped = Callable[[int, float, int], None]
-"""Told of every step: host, loss, number of samples."""
+from thinwire.simulate.worker import Learner, VirtualWorker
+from thinwire.wire.work import Work
 
 
-class RecipeLearner:
-    """One replica and what goes with it."""
+class Lockstep:
+    """Replicas with the same parameters and gradients make the same step: the first one's optimizer makes it
+    for all, as soon as any of them is to step.
 
-    def __init__(self, host: int, all_of_them: RecipeLearners) -> None:
+    No replica needs its old parameters any more then: a reduced gradient contains everybody's.
+    """
+
+    def __init__(self, replicas: Replicas, schedules: Sequence[LRSchedule]) -> None:
+        self._replicas, self._schedules = replicas, schedules
+        self._steps = [0] * len(schedules)  # asked for, by replica
+
+    def step(self, index: int) -> None:
+        """Step replica `index` with the gradients that it has."""
+        is_new = self._steps[index] == max(self._steps)
+        self._steps[index] += 1
+        if is_new:
+            first, *others = self._schedules
+            with self._replicas.lending_gradients(index, to=0):
+                first.optimizer.step()
+            self._replicas.spread_()
+            first.step()
+            for schedule in others:
+                schedule.follow(first)
+
+    def check(self) -> None:
+        """Refuse replicas whose gradients differ; called between epochs, when nothing is on the wire."""
+        for index in range(1, len(self._schedules)):
+            if not self._replicas.same_gradients(0, index):
+                raise UsageError(
+                    "replicas_agree of a strategy must be False if workers apply different gradients, got "
+                    f"True: those of workers 0 and {index} differ in step {max(self._steps)}",
+                    hint="let reduce leave the same bits in the bucket on every worker",
+                )
+
+
+class RecipeLearner(Learner):
+    """One replica with its optimizer and its samples."""
+
+    def __init__(self, host: int, group: RecipeLearners) -> None:
         self.host = host
-        self.model = all_of_them.replicas.model(host)
-        self.clip_norm = all_of_them.training.clip_norm
-        self.course = all_of_them.course(self.model)
-        self._all = all_of_them
+        self.model = group.replicas.model(host)
+        self.clip_norm = group.setup.training.clip_norm
+        self._group = group
+        self.restart()
         self._batch: tuple[Tensor, Tensor] | None = None
         self._num_samples = 0
         self._ring: VirtualRing | None = None
 
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.course.optimizer
+    def restart(self) -> None:
+        """Take a new optimizer, with the learning rates of the group's plan."""
+        self.schedule = self._group.setup.lr_schedule(self.model, self._group.plan)
+        self.optimizer = self.schedule.optimizer
 
     def joined(self, worker: VirtualWorker) -> None:
-        if self._all.config.shuffle == "ring":
-            self._ring = VirtualRing(self._all.data, self._all.config.seed, *worker.beside("shuffle"))
+        setup = self._group.setup
+        if setup.config.shuffle == "ring":
+            self._ring = VirtualRing(setup.data, setup.config.seed, *worker.side_lane("shuffle"))
 
     def begin(self, epoch: int) -> None:
-        """Nothing of the epoch before is carried over."""
-        self._all.replicas.forget(self.host)
+        """Start an epoch; nothing of the one before is carried over."""
+        self._group.replicas.forget(self.host)
         if self._ring is not None:
-            self._ring.begin(epoch)
+            self._ring.exchange.begin(epoch)
 
     def fetching(self) -> Iterator[Work]:
-        if self._ring is not None and len(self._ring):
-            batch_size = self._all.config.batch_size
-            yield from self._ring.fetching(batch_size)
-            self._all.deal.give(self._all.rank_of[self.host], self._ring.hand_out(batch_size))
+        if self._ring is not None and len(self._ring.exchange):
+            batch_size = self._group.setup.config.batch_size
+            yield from self._ring.exchange.fetching(batch_size)
+            self._group.deal.give(self._group.rank_of[self.host], self._ring.hand_out(batch_size))
 
     def settling(self) -> Iterator[Work]:
         if self._ring is not None:
-            yield from self._ring.settling()
+            yield from self._ring.exchange.settling()
 
     def draw(self) -> bool:
-        batch = self._all.deal.draw(self._all.rank_of[self.host])
+        batch = self._group.deal.draw(self._group.rank_of[self.host])
         if batch is None:
             return False
-        with self._all.replicas.random(self.host):
-            inputs, targets = self._all.data.train.take(batch)
-        self._batch = inputs.to(self._all.device), targets.to(self._all.device)
+        with self._group.replicas.random(self.host):  # crops come from the worker's own generator
+            self._batch = self._group.setup.take(self._group.setup.data.train, batch)
         self._num_samples = len(batch)
         return True
 
     def ask(self) -> None:
         assert self._batch is not None
-        self._all.replicas.ask(self.host, *self._batch)
+        self._group.replicas.ask(self.host, *self._batch)
 
     def learn(self) -> None:
-        self._all.replicas.learn(self.host)
-        if not math.isfinite(self._all.replicas.loss(self.host)):
-            raise NumericError(
-                f"the worker on host {self.host}: the loss is {self._all.replicas.loss(self.host)}",
-                hint="lower the learning rate, clip gradients, and look for NaN or huge values in the data",
-            )
+        self._group.replicas.learn(self.host)
+        check_loss(self._group.replicas.loss(self.host), f"the worker on host {self.host}")
 
     def step(self) -> None:
-        if self._all.lockstep is None:
+        if self._group.lockstep is None:
             self.optimizer.step()
         else:
-            self._all.lockstep.step(self.host)
+            self._group.lockstep.step(self.host)
 
     def stepped(self) -> None:
-        if self._all.lockstep is None:
-            self.course.step()
-        self._all.deal.trained(self._all.rank_of[self.host])
-        self._all.stepped(self.host, self._all.replicas.loss(self.host), self._num_samples)
+        if self._group.lockstep is None:  # which has stepped the schedule itself
+            self.schedule.step()
+        self._group.deal.trained(self._group.rank_of[self.host])
+        self._group.stepped(self.host, self._group.replicas.loss(self.host), self._num_samples)
 
 
 class RecipeLearners:
@@ -111,45 +130,34 @@ class RecipeLearners:
 
     def __init__(
         self,
-        training: Training,
-        data: Data,
-        config: RunConfig,
-        device: torch.device,
-        stepped: Stepped,
+        setup: RunSetup,
+        stepped: Callable[[int, float, int], None],
         *,
         agree: bool,
         lockstep: bool = False,
         batched: bool | None = None,
     ) -> None:
-        """`lockstep`: one step is made for all; they must agree, and stay the same workers to the end."""
-        self.training, self.data, self.device, self.stepped = training, data, device, stepped
-        self.config = config
+        """`stepped` is called after every step with host, loss and number of samples.
+
+        `lockstep`: one step is made for all; they must agree, and stay the same workers to the end.
+        """
+        self.setup, self.stepped = setup, stepped
         self._agree = agree
-        self.hosts = tuple(range(config.workers))
+        self.hosts = tuple(range(setup.config.workers))
         self.rank_of = {host: host for host in self.hosts}
         self.epoch = 0
-        self.plan = self._plan()
-        model = training.model().to(device)
-        seeds = [seed_of(config.seed, host) for host in self.hosts]
+        self.plan = setup.plan(len(self.hosts))
+        model = setup.training.model().to(setup.device)
+        seeds = [worker_seed(setup.config.seed, host) for host in self.hosts]
         batched = worth_batching(self._example()[0]) if batched is None else batched
-        self.replicas = Replicas(model, self._loss, seeds, batched=batched)
+        self.replicas = Replicas(model, setup.loss, seeds, batched=batched)
         self.learners = [RecipeLearner(host, self) for host in self.hosts]
-        courses = [learner.course for learner in self.learners]
-        self.lockstep = Lockstep(self.replicas, courses) if lockstep else None
+        schedules = [learner.schedule for learner in self.learners]
+        self.lockstep = Lockstep(self.replicas, schedules) if lockstep else None
         self.deal = self._deal()
 
     def of(self, host: int) -> RecipeLearner:
         return self.learners[host]
-
-    def _loss(self, model: Any, inputs: Tensor, targets: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
-        outputs, carried = self.training.forward(model, inputs, carried)
-        return self.training.loss(outputs, targets), carried
-
-    def course(self, model: nn.Module) -> Course:
-        """A fresh optimizer with its schedule."""
-        return Course(self.training.optimizer(model, self.plan), self.training.schedule, self.plan)
-
-    # -- epochs ---------------------------------------------------------------------------------------
 
     def begin(self, epoch: int) -> None:
         """Deal the samples of an epoch (the first is 0)."""
@@ -158,103 +166,68 @@ class RecipeLearners:
         for host in self.hosts:
             self.learners[host].begin(epoch)
 
-    def account(self) -> Account:
-        """What became of this epoch's samples."""
-        return self.deal.account()
-
-    def _shards(self, rank: int) -> Shards | Streams:
-        return shards_of(self.data, self.config, Worker(rank, len(self.hosts)))
-
     def _hand(self, rank: int) -> Hand:
-        if self.config.shuffle == "ring":
+        setup = self.setup
+        if setup.config.shuffle == "ring":
             return []  # its batches are given to it as they arrive
-        shards, first = self._shards(rank), 0
-        if self.config.shuffle == "own":
-            first = block_of(self.data, rank, len(self.hosts)).start
+        own = setup.config.shuffle == "own"
+        first = block_range(setup.data, rank, len(self.hosts)).start if own else 0
+        shards = setup.shards(rank, len(self.hosts))
         shards.set_epoch(self.epoch)
-        return [first + batch for batch in shards.batches(self.config.batch_size)]
+        return [first + batch for batch in shards.batches(setup.config.batch_size)]
 
     def _deal(self) -> Deal:
         hands = [self._hand(rank) for rank in range(len(self.hosts))]
-        cut = in_streams if self.data.order == "streams" else in_turn
-        return Deal(len(self.data.train), hands, self.config.batch_size, cut)
+        data, batch_size = self.setup.data, self.setup.config.batch_size
+        return Deal(len(data.train), hands, batch_size, in_streams if data.order == "streams" else in_turn)
 
-    def _plan(self) -> Plan:
-        world_size, batch_size = len(self.hosts), self.config.batch_size
-        num_steps = self.config.epochs * self._shards(0).num_batches(batch_size)
-        return Plan(world_size=world_size, batch_size=batch_size, num_steps=num_steps)
+    def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
+        """Continue with other workers: optimizers keep their moments, learning rates follow the new plan.
 
-    # -- who trains -----------------------------------------------------------------------------------
-
-    def change(self, change: Change) -> None:
-        """Go on with others: optimizers keep their moments, learning rates follow from the new plan.
-
-        Replicas that agree go on from the furthest one; those that differ keep what they have. Who joins
-        starts from the mean of those who were there, with the moments of the furthest.
+        Replicas that agree continue from the furthest one; those that differ keep their own parameters. A
+        worker that joins starts from the mean of those who were there, with the moments of the furthest.
         """
-        before = [host for host in change.hosts if host not in change.joined]
-        self.hosts, self.rank_of = change.hosts, {host: rank for rank, host in enumerate(change.hosts)}
-        self.replicas.withdraw()
+        before = [host for host in hosts if host not in joined]
+        self.hosts, self.rank_of = hosts, {host: rank for rank, host in enumerate(hosts)}
+        self.replicas.withdraw()  # batches drawn for the step that was given up
         self.deal.again(len(self.hosts))
-        self.plan = self._plan()
-        left = self.deal.num_batches(0) + (self.config.epochs - 1 - self.epoch) * (
-            self.plan.num_steps // self.config.epochs
-        )
+        self.plan = self.setup.plan(len(self.hosts))
+        num_epochs = self.setup.config.epochs
+        epochs_left = num_epochs - 1 - self.epoch
+        left = self.deal.num_batches(0) + epochs_left * (self.plan.num_steps // num_epochs)
         mean = self.replicas.mean(before)
-        furthest = self.learners[change.furthest]
+        ahead = self.learners[furthest]
         for host in self.hosts:
             learner = self.learners[host]
-            source = furthest if self._agree or host in change.joined else learner
+            source = ahead if self._agree or host in joined else learner
             moments = deepcopy(source.optimizer.state_dict()["state"])
             if self._agree:
-                self.replicas.copy_(host, furthest.model)
-            elif host in change.joined:
+                self.replicas.copy_(host, ahead.model)
+            elif host in joined:
                 self.replicas.copy_(host, mean)
-            learner.course = self.course(learner.model)
+            learner.restart()
             fresh = learner.optimizer.state_dict()
             learner.optimizer.load_state_dict({**fresh, "state": moments})
-            learner.course.restart(max(0, self.plan.num_steps - left))
-        self.plan = replace(self.plan, num_steps=left)
+            learner.schedule.restart(max(0, self.plan.num_steps - left))
 
     def measure(self, repeats: int = 5) -> float:
-        """Seconds that one replica takes here for a step, on a copy that is thrown away."""
-        model = deepcopy(self.replicas.model(0))
-        optimizer = self.training.optimizer(model, self.plan)
+        """Return the seconds that one replica takes here for a step, measured on a copy."""
+        model = deepcopy(self.replicas.model(0))  # the replica itself must not take a step
+        optimizer = self.setup.training.optimizer(model, self.plan)
         inputs, targets = self._example()
         with torch.random.fork_rng(devices=[]):
-            return median(self._timed(model, optimizer, inputs, targets) for _ in range(repeats))
+            times_s = []
+            for _ in range(repeats):
+                begin_s = time.perf_counter()
+                optimizer.zero_grad()
+                self.setup.loss(model, inputs, targets, None)[0].backward()
+                optimizer.step()
+                if self.setup.device.type == "cuda":
+                    torch.cuda.synchronize(self.setup.device)
+                times_s.append(time.perf_counter() - begin_s)
+        return median(times_s)
 
     def _example(self) -> tuple[Tensor, Tensor]:
-        """A batch of the usual size."""
+        samples = self.setup.data.train
         with torch.random.fork_rng(devices=[]):
-            inputs, targets = self.data.train.take(
-                np.arange(min(self.config.batch_size, len(self.data.train)))
-            )
-        return inputs.to(self.device), targets.to(self.device)
-
-    def _timed(self, model: nn.Module, optimizer: Optimizer, inputs: Tensor, targets: Tensor) -> float:
-        begin_s = time.perf_counter()
-        optimizer.zero_grad()
-        self._loss(model, inputs, targets, None)[0].backward()
-        optimizer.step()
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter() - begin_s
-
-
-@torch.no_grad()
-def judge(training: Training, data: Data, models: Sequence[nn.Module], device: torch.device) -> Result:
-    """One model goes through all of the test data; several go through a part each."""
-    loss_sum = score_sum = 0.0
-    count = 0
-    for rank, model in enumerate(models):
-        model.eval()
-        carried: Carried = None
-        for batch in batches_of_test(data, rank, len(models)):
-            inputs, targets = data.test.take(batch)
-            outputs, carried = training.forward(model, inputs.to(device), carried)
-            loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
-            score_sum += training.score(outputs, targets.to(device)).item()
-            count += len(batch)
-        model.train()
-    return Result(training.metric(score_sum / count), loss_sum / count)
+            return self.setup.take(samples, np.arange(min(self.setup.config.batch_size, len(samples))))

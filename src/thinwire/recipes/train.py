@@ -1,227 +1,283 @@
-"""The training loop of all recipes: plain PyTorch and one line that joins workers, as in anybody's script."""
+"""The training loop of all recipes: plain PyTorch and one line that attaches the workers; and its
+checkpoints, which are resumed with any number of workers, and traces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.profiler import schedule as profile_schedule
 
 from thinwire.data import Shards, ShuffleRing, Streams
-from thinwire.events import Evaluated, Record, RunEnded, Summary
-from thinwire.recipes.base import Carried, Data, Plan, Recipe, Training
+from thinwire.engine.checkpoint import Checkpoint
+from thinwire.engine.link import Link
+from thinwire.errors import UsageError
+from thinwire.events import Evaluated, Record
+from thinwire.recipes.base import Carried, Recipe
 from thinwire.recipes.config import RunConfig
-from thinwire.recipes.devices import choose_device
-from thinwire.recipes.held import hold, ring_of
-from thinwire.recipes.joined import Join, Joined, Peers, caution_of, join_by
-from thinwire.recipes.keep import Carry, Course, keep
-from thinwire.recipes.meter import Meter
-from thinwire.recipes.profile import profiling
+from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
+from thinwire.recipes.partition import own_part, shuffle_ring
+from thinwire.recipes.setup import (
+    Attach,
+    Attached,
+    LinkLike,
+    LRSchedule,
+    RunSetup,
+    advice_for,
+    attach_by,
+    worker_seed,
+)
 
-Emit = Callable[[Record], object]
-TEST_BATCH_SIZE = 100
-TEST_STREAMS = 16
-"""Rows that a test text is read in, by all workers together."""
+AnyShards = Shards | Streams | ShuffleRing
+TRACED_STEPS = 5
+STEPS_BEFORE_TRACE = 10
+"""In a run that is long enough: the first steps are slower than the others."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worker:
-    """Which worker this is, as the launcher says."""
+class WorkerContext:
+    """This worker's place in the run, as the launcher says."""
 
     rank: int
     world_size: int
     local_rank: int = 0
-    """Among the workers of this host."""
+    """Rank among the workers of this host."""
     checkpoints: Path | None = None
-    """The folder for them, the same on all workers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """How the model does on the test data."""
-
-    value: float
-    loss: float
+    """The folder for checkpoints, the same on all workers."""
 
 
 def train(
     recipe: Recipe,
     config: RunConfig,
-    worker: Worker,
-    emit: Emit,
+    worker: WorkerContext,
+    emit: Callable[[Record], object],
     on_error: AbstractContextManager[object] | None = None,
     trace: Path | None = None,
-    join: Join | None = None,
+    attach: Attach | None = None,
 ) -> None:
-    """Train as one of the workers; `emit` is told how it goes, `on_error` sees an error before peers do,
-    `trace` is where a few steps are written to as a Chrome trace, and `join` is how workers are joined, if
-    not by the strategy of `config`."""
-    torch.manual_seed(config.seed)
-    device = choose_device(config.device, worker.local_rank)
-    training = recipe.training()
-    with device:  # the data is small: its tensors are made where they are used
-        data = training.data(config.data_folder)
-    shards: Shards | Streams | ShuffleRing = shards_of(data, config, worker)
+    """Train as one of the workers.
+
+    Args:
+        emit: receives the events.
+        on_error: sees an error before the other workers do.
+        trace: file for a Chrome trace of a few steps.
+        attach: how workers are attached, if not by the strategy of `config`.
+    """
+    setup = RunSetup.load(recipe, config, worker.local_rank)
+    plan = setup.plan(worker.world_size)
+    shards: AnyShards = setup.shards(worker.rank, worker.world_size)
     if config.shuffle != "dealt":
-        data = hold(data, worker.rank, worker.world_size)
-    num_steps = config.epochs * shards.num_batches(config.batch_size)
-    plan = Plan(world_size=worker.world_size, batch_size=config.batch_size, num_steps=num_steps)
-    caution = caution_of(config, num_steps, tell=worker.rank == 0 and join is None)
-    model = training.model().to(device)
-    optimizer = training.optimizer(model, plan)
-    course = Course(optimizer, training.schedule, plan)
+        setup = replace(setup, data=own_part(setup.data, worker.rank, worker.world_size))
+    # with another system `attach` is given, and its caller reports
+    advice = advice_for(config, plan.num_steps, log=worker.rank == 0 and attach is None)
+    model = setup.training.model().to(setup.device)
+    schedule = setup.lr_schedule(model, plan)
     with (
-        (join or join_by(config))(model, optimizer) as joined,
+        (attach or attach_by(config))(model, schedule.optimizer) as attached,
         on_error or nullcontext(),
-        profiling(trace, plan.num_steps, device) as step_done,
+        _tracing(trace, plan.num_steps, setup.device) as trace_step,
     ):
-        seed_apart(config.seed, worker.rank)
-        peers = joined.peers
+        # only now: model initialisation must be the same on all workers, dropout and crops must not
+        torch.manual_seed(worker_seed(config.seed, worker.rank))
+        link = attached.link
         if config.shuffle == "ring":
-            shards = ring_of(data, config, peers)
-        meter = Meter(
-            rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: peers.stats, emit=emit
+            shards = shuffle_ring(setup.data, config.seed, link)
+        meter = ProgressMeter(
+            rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )
-        result = Result(0.0, 0.0)
-        carry, every = Carry(device), config.evaluate_every
-
-        def judge(epoch: int) -> Result:
-            meter.pause()
-            result = evaluate(model, training, data, joined, device)
-            if worker.rank == 0:
-                emit(_evaluated(recipe, meter, epoch, result))
-            joined.model.train()
-            meter.start()
-            return result
-
-        with keep(config, worker.checkpoints, peers, model, course, shards, meter, carry) as checkpoints:
-            for epoch in range(shards.epoch + 1, config.epochs + 1):
-                if shards.epoch != epoch - 1:
-                    shards.set_epoch(epoch - 1)
-                    carry.state = None
-                joined.model.train()
-                meter.start()
-                for batch in shards.batches(config.batch_size):
-                    inputs, targets = data.train.take(batch)
-                    joined.optimizer.zero_grad()
-                    outputs, carry.state = training.forward(joined.model, inputs.to(device), carry.state)
-                    loss = training.loss(outputs, targets.to(device))
-                    value = loss.item()
-                    meter.check(value, epoch)
-                    loss.backward()
-                    if training.clip_norm is not None:
-                        peers.clip_grad_norm_(training.clip_norm)
-                    joined.optimizer.step()
-                    course.step()
-                    meter.stepped(value, len(batch), epoch)
-                    checkpoints.stepped()
-                    step_done()
-                    if every and meter.step % every == 0:
-                        result = judge(epoch)
-                if not every or meter.step % every:
-                    result = judge(epoch)
+        carried = CarriedState(setup.device)
+        loop = _Loop(setup, model, attached, schedule, meter, carried)
+        with _checkpointing(
+            config, worker.checkpoints, link, model, schedule, shards, meter, carried
+        ) as save_if_due:
+            evaluated = loop.run(shards, (save_if_due, trace_step))
         ended = meter.ended()
-        summary = replace(_summary(recipe, config, result, ended, peers), caution=caution)
+        summary = summarize(setup, evaluated, [ended], [link.stats.instruments], advice, link.all_reduce)
     emit(ended)
     if worker.rank == 0:
         emit(summary)
 
 
-def seed_apart(seed: int, rank: int) -> None:
-    """From here on workers draw different numbers (dropout, crops), still the same in every run."""
-    torch.manual_seed(seed_of(seed, rank))
+@dataclass(slots=True)
+class CarriedState:
+    """State that a model carries from batch to batch, as an LSTM does; each worker has its own."""
+
+    device: torch.device
+    state: Carried = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): tensor for i, tensor in enumerate(self.state or ())}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.state = tuple(saved[str(i)].to(self.device) for i in range(len(saved))) or None
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Start afresh: with another number of workers, each has other rows of text."""
+        self.state = None
 
 
-def seed_of(seed: int, rank: int) -> int:
-    """One worker's own seed."""
-    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+@dataclass(slots=True)
+class _Loop:
+    """Epochs, steps and evaluations of one worker."""
+
+    setup: RunSetup
+    model: nn.Module
+    attached: Attached
+    schedule: LRSchedule
+    meter: ProgressMeter
+    carried: CarriedState
+    evaluated: Evaluated | None = None
+
+    def run(self, shards: AnyShards, after_step: Sequence[Callable[[], object]]) -> Evaluated:
+        """Train all epochs that are left; return the last evaluation."""
+        config, meter = self.setup.config, self.meter
+        self.attached.model.train()
+        for epoch in range(shards.epoch + 1, config.epochs + 1):
+            if shards.epoch != epoch - 1:  # else a resumed run is in the middle of this epoch
+                shards.set_epoch(epoch - 1)
+                self.carried.state = None
+            meter.start()
+            for batch in shards.batches(config.batch_size):
+                self._step(batch, epoch)
+                for call in after_step:
+                    call()
+                if config.evaluate_every and meter.step % config.evaluate_every == 0:
+                    self._evaluate(epoch)
+            # not twice at one step; and a run resumed at its very end has not evaluated yet
+            if self.evaluated is None or self.evaluated.step != meter.step:
+                self._evaluate(epoch)
+        assert self.evaluated is not None, "a run has at least one epoch"
+        return self.evaluated
+
+    def _step(self, batch: NDArray[np.int64], epoch: int) -> None:
+        setup, attached = self.setup, self.attached
+        inputs, targets = setup.take(setup.data.train, batch)
+        attached.optimizer.zero_grad()
+        loss, self.carried.state = setup.loss(attached.model, inputs, targets, self.carried.state)
+        value = loss.item()
+        self.meter.check(value, epoch)  # before a NaN reaches the other workers
+        loss.backward()
+        if setup.training.clip_norm is not None:
+            attached.link.clip_grad_norm_(setup.training.clip_norm)
+        attached.optimizer.step()
+        self.schedule.step()
+        self.meter.stepped(value, len(batch), epoch)
+
+    def _evaluate(self, epoch: int) -> None:
+        meter, link = self.meter, self.attached.link
+        meter.pause()
+        with nullcontext() if self.attached.replicas_agree else link.averaged():
+            self.evaluated = evaluate(
+                self.setup,
+                {link.rank: self.model},
+                link.world_size,
+                step=meter.step,
+                epoch=epoch,
+                train_s=meter.train_s,
+                all_reduce=link.all_reduce,
+            )
+        if link.rank == 0:
+            meter.emit(self.evaluated)
+        meter.start()
 
 
-def shards_of(data: Data, config: RunConfig, worker: Worker) -> Shards | Streams:
-    """This worker's part of the training data, in the order the data asks for."""
-    count, rank, world_size = len(data.train), worker.rank, worker.world_size
-    if data.order == "streams":
-        return Streams(num_samples=count, rank=rank, world_size=world_size)
-    if config.shuffle != "dealt":  # the worker's own part, shuffled by itself
-        return Shards(num_samples=count // world_size, seed=config.seed)
-    return Shards(num_samples=count, rank=rank, world_size=world_size, seed=config.seed)
-
-
-@torch.no_grad()
-def evaluate(
-    model: nn.Module, training: Training, data: Data, joined: Joined, device: torch.device
-) -> Result:
-    """The metric and the loss on the test data, each worker going through its part of it."""
-    peers = joined.peers
-    with nullcontext() if joined.replicas_agree else peers.averaged():
-        model.eval()
-        loss_sum = score_sum = 0.0
-        count = 0
-        carried: Carried = None
-        for batch in batches_of_test(data, peers.rank, peers.world_size):
-            inputs, targets = data.test.take(batch)
-            outputs, carried = training.forward(model, inputs.to(device), carried)
-            loss_sum += training.loss(outputs, targets.to(device)).item() * len(batch)
-            score_sum += training.score(outputs, targets.to(device)).item()
-            count += len(batch)
-    loss_total, score_total, total = peers.sum([loss_sum, score_sum, count])
-    return Result(training.metric(score_total / total), loss_total / total)
-
-
-def batches_of_test(data: Data, rank: int, world_size: int) -> Iterator[NDArray[np.int64]]:
-    """One worker's part of the test data. Of streams a few samples at the end may be left out; how many
-    does not depend on the number of workers as long as it divides `TEST_STREAMS`."""
-    if data.order == "streams":
-        streams = Streams(num_samples=len(data.test), rank=rank, world_size=world_size)
-        yield from streams.batches(max(1, min(TEST_STREAMS, len(data.test)) // world_size))
+@contextmanager
+def _checkpointing(
+    config: RunConfig,
+    folder: Path | None,
+    link: LinkLike,
+    model: nn.Module,
+    schedule: LRSchedule,
+    shards: AnyShards,
+    meter: ProgressMeter,
+    carried: CarriedState,
+) -> Iterator[Callable[[], None]]:
+    """Resume from the newest checkpoint if asked for; save at the end, and when the function that is yielded
+    and called after every step finds that it is time."""
+    if folder is None or not (config.save_every or config.resume):
+        yield lambda: None
         return
-    mine = np.arange(rank, len(data.test), world_size)
-    for start in range(0, len(mine), TEST_BATCH_SIZE):
-        yield mine[start : start + TEST_BATCH_SIZE]
+    if not isinstance(link, Link):
+        raise UsageError("checkpoints are saved through a link; this run was attached by another system")
+    settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
+    settings |= {"epochs": config.epochs, "batch size": config.batch_size, "shuffle": config.shuffle}
+    with Checkpoint(
+        folder,
+        link=link,
+        model=model,
+        optimizer=schedule.optimizer,
+        settings=settings,
+        schedule=schedule,
+        shards=shards,
+        meter=meter,
+        carry=carried,
+    ) as checkpoint:
+        num_steps = meter.plan.num_steps
+        saved = checkpoint.load() if config.resume else None
+        if saved is not None:
+            epochs_left = config.epochs - 1 - shards.epoch
+            left = shards.num_batches(config.batch_size) + epochs_left * (num_steps // config.epochs)
+            meter.plan = replace(meter.plan, num_steps=meter.step + left)
+            # what is left depends on the number of workers, and the schedule must end with the run
+            if saved.world_size != link.world_size:
+                schedule.restart(num_steps - left)
+        newest = 0 if saved is None else saved.step
+
+        def save() -> None:
+            nonlocal newest
+            if meter.step != newest:
+                checkpoint.save(meter.step)
+                newest = meter.step
+
+        def stepped() -> None:
+            if config.save_every and meter.step % config.save_every == 0:
+                save()
+
+        yield stepped
+        save()
 
 
-def _evaluated(recipe: Recipe, meter: Meter, epoch: int, result: Result) -> Evaluated:
-    return Evaluated(
-        step=meter.step,
-        epoch=epoch,
-        metric=recipe.target.metric,
-        value=result.value,
-        loss=result.loss,
-        train_s=meter.train_s,
-    )
+@contextmanager
+def _tracing(path: Path | None, num_steps: int, device: torch.device) -> Iterator[Callable[[], object]]:
+    """Yield a function to call after every step; a few steps are traced to `path` (None: none are)."""
+    if path is None:
+        yield lambda: None
+        return
 
-
-def _summary(recipe: Recipe, config: RunConfig, result: Result, ended: RunEnded, peers: Peers) -> Summary:
-    train_s = max(ended.train_s, 1e-9)
-    told = peers.stats.instruments
-    sent, messages, seconds, speed, exposed, *instruments = peers.sum(
-        [
-            *(ended.sent_bytes, ended.messages, train_s, ended.samples / train_s, ended.exposed_s / train_s),
-            *told.values(),
+    def write(profiler: Any) -> None:
+        profiler.export_chrome_trace(str(path))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        names = {thread.native_id: thread.name for thread in threading.enumerate()}
+        events = [
+            e for e in content["traceEvents"] if e.get("name") != "thread_name" or e.get("tid") not in names
         ]
-    )
-    return Summary(
-        recipe=recipe.name,
-        strategy=config.strategy,
-        settings=config.settings,
-        workers=peers.world_size,
-        epochs=config.epochs,
-        steps=ended.steps,
-        metric=recipe.target.metric,
-        value=result.value,
-        target=recipe.target.value,
-        reached=recipe.target.reached_by(result.value),
-        loss=result.loss,
-        train_s=seconds / peers.world_size,
-        samples_per_s=speed,
-        sent_bytes=int(sent),
-        sent_bytes_per_step=sent / peers.world_size / ended.steps,
-        messages=int(messages),
-        exposed_share=exposed / peers.world_size,
-        instruments={k: v / peers.world_size for k, v in zip(told, instruments, strict=True)},
-    )
+        content["traceEvents"] = events + [
+            {"ph": "M", "name": "thread_name", "pid": os.getpid(), "tid": tid, "args": {"name": name}}
+            for tid, name in names.items()
+        ]
+        path.write_text(json.dumps(content), encoding="utf-8")
+
+    # the profiler needs one step to warm up, which it records and throws away
+    active = max(1, min(TRACED_STEPS, num_steps - 1))
+    wait = max(0, min(STEPS_BEFORE_TRACE, num_steps - active - 1))
+    gpu = [ProfilerActivity.CUDA] if device.type == "cuda" else []
+    # by default the profiler sees only its own thread, and communication is in others
+    every_thread = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    with profile(
+        activities=[ProfilerActivity.CPU, *gpu],
+        schedule=profile_schedule(wait=wait, warmup=1, active=active, repeat=1),
+        on_trace_ready=write,
+        experimental_config=every_thread,
+    ) as profiler:
+        yield profiler.step

@@ -1,6 +1,6 @@
 """One worker process of a recipe: `python -m thinwire.recipes.worker RUN`, started by torch's launcher.
 
-RUN is a run folder with its config.json. Everything the worker has to say goes into its event file there.
+RUN is a run folder with its config.json. The worker reports through its event file there.
 """
 
 from __future__ import annotations
@@ -11,59 +11,51 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from pathlib import Path
-from types import TracebackType
+from typing import NoReturn
 
-from thinwire.errors import DataError, PeerLate, PeerLost, ThinwireError
-from thinwire.events import Event, EventWriter, Failed, Record, RunStarted
+from thinwire.errors import PeerLate, PeerLost, ThinwireError
+from thinwire.events import Event, EventWriter, Failed, Record
 from thinwire.recipes import registry
-from thinwire.recipes.config import CHECKPOINTS, RunConfig, read_config, versions
+from thinwire.recipes.config import CHECKPOINTS, RunConfig, read_config, run_started
 
 LIFELINE = "THINWIRE_LIFELINE"
-"""Set in the environment of a worker whose standard input ends when the process that wants it does."""
+"""Environment variable of a worker whose standard input ends when its parent process does."""
 
 
 def work(
     run: Path,
     config: RunConfig,
     environment: Mapping[str, str],
-    watch: Callable[[Event], object] | None = None,
+    watch: Callable[[Event], object] = lambda event: None,
 ) -> None:
-    """Be one of the workers of a run; `watch` sees each event as it is written."""
+    """Train as one of the workers of a run; `watch` sees each event as it is written."""
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
     with EventWriter(run, rank) as writer:
 
         def emit(record: Record) -> None:
-            event = writer.write(record)
-            if watch is not None:
-                watch(event)
+            watch(writer.write(record))
 
         failures = ReportFailure(emit)
         with failures:
-            emit(
-                RunStarted(
-                    config=asdict(config),
-                    versions=versions(),
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    world_size=world_size,
-                )
-            )
+            emit(run_started(config, world_size))
             # torch takes seconds to import: only now, when the others can see that this worker is up
-            from thinwire.recipes.train import Worker, train
+            import torch.distributed as dist
+
+            from thinwire.recipes.train import WorkerContext, train
 
             local_rank = int(environment.get("LOCAL_RANK", "0"))
-            worker = Worker(rank, world_size, local_rank, run / CHECKPOINTS)
+            worker = WorkerContext(rank, world_size, local_rank, run / CHECKPOINTS)
             trace = run / f"trace-worker-{rank}.json" if config.profile else None
             train(registry.get(config.recipe), config, worker, emit, failures, trace)
-            _leave()
+            if dist.is_initialized():  # by attach
+                dist.destroy_process_group()
 
 
 class ReportFailure:
     """Writes the first error that passes through it into the events; can be entered again inside itself.
 
-    The loop enters it inside `attach`, so that the cause is on record before peers hear of it and fail too.
+    The loop enters it inside `attach`, so that the cause is on record before peers notice and fail too.
     """
 
     def __init__(self, emit: Callable[[Record], object]) -> None:
@@ -73,66 +65,53 @@ class ReportFailure:
     def __enter__(self) -> None:
         pass
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None or self._reported or not isinstance(error, Exception):
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._reported or not isinstance(error, Exception):
             return
         self._reported = True
-        ours = isinstance(error, ThinwireError)
+        expected = isinstance(error, ThinwireError)
         self._emit(
             Failed(
                 host=socket.gethostname(),
                 error=type(error).__name__,
                 message=error.message if isinstance(error, ThinwireError) else str(error),
                 hint=error.hint if isinstance(error, ThinwireError) else "",
-                expected=ours,
+                expected=expected,
                 consequence=isinstance(error, PeerLost | PeerLate),
             )
         )
 
 
-def _leave() -> None:
-    """Say good-bye to the process group that attach has started."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def hold_on_to(lifeline: int) -> None:
     """End this process, whatever it is doing, once the other end of `lifeline` is closed.
 
-    A killed parent cannot tell its workers to stop, but the system closes its files: so nobody is orphaned.
+    A killed parent cannot tell its workers to stop, but the system closes its files: no worker is orphaned.
     """
 
     def watch() -> None:
         while os.read(lifeline, 1):
             pass
-        os._exit(130)
+        os._exit(130)  # sys.exit would only end this thread
 
     threading.Thread(target=watch, name="thinwire-lifeline", daemon=True).start()
 
 
-def main() -> None:
-    """Work on the run named on the command line, and end this process; its status is 1 after an error."""
+def run_and_exit(work: Callable[[list[str]], object]) -> NoReturn:
+    """Call `work` with the command line's arguments, then end this process; with status 1 after an error."""
     if os.environ.get(LIFELINE):
         hold_on_to(sys.stdin.fileno())
     status = 0
     try:
-        if len(sys.argv) != 2:
-            raise DataError("one argument is expected: the run folder")
-        run = Path(sys.argv[1])
-        work(run, read_config(run), os.environ)
+        work(sys.argv[1:])
     except Exception:  # noqa: BLE001  # all of it goes to the log; the reason is in the events
         traceback.print_exc()
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()
-    # Not sys.exit: after an error threads may sit in a backend that waits for a peer that is gone, and
-    # after a success taking torch apart costs a second for each worker.
+    # Not sys.exit: after an error threads may sit in a backend that waits for a peer that is gone, process
+    # groups that were left behind can hang, and taking torch apart costs a second for each worker.
     os._exit(status)
 
 
 if __name__ == "__main__":
-    main()
+    run_and_exit(lambda arguments: work(Path(arguments[0]), read_config(Path(arguments[0])), os.environ))

@@ -1,86 +1,134 @@
-"""Figures with matplotlib, as files and as SVG that lives inside a page."""
+"""Figures with matplotlib, as files and as SVG that lives inside a page.
+
+A system has one colour in every plot of a page: ours are saturated, rivals muted, the ceiling has the colour
+of the text. In a page every colour is a CSS variable, so that it can change with the reader's theme; in an
+image file it is the light one.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import MissingExtra
-from thinwire.report.looks import COLOURS, GRID, INK, MUTED, PAPER
 from thinwire.report.markup import Html
+from thinwire.timings import Family
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # an extra
     from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 
+INK = "#1f2328"
+MUTED = "#5a636e"
+GRID = "#dfe3e8"
+COMPUTE = "#b7c0ca"
+PAPER = "#ffffff"
+
+# Name of the CSS variable: (light, dark). Neighbours differ in lightness too, for readers who see few hues.
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": (INK, "#e6edf3"),
+    "muted": (MUTED, "#9aa4af"),
+    "grid": (GRID, "#2b323b"),
+    "compute": (COMPUTE, "#566371"),
+    "paper": (PAPER, "#10151b"),
+    "ours-1": ("#0b62a4", "#58a6ff"),
+    "ours-2": ("#d9541e", "#ff8b5e"),
+    "ours-3": ("#0b8a6a", "#3fcf9f"),
+    "ours-4": ("#8a3c9c", "#d38bea"),
+    "ours-5": ("#b07d00", "#f0c04a"),
+    "ours-6": ("#0891b2", "#6fdcf5"),
+    "ours-7": ("#a3123f", "#ff7a9c"),
+    "ours-8": ("#4b4fc4", "#a5a8ff"),
+    "rival-1": ("#5d6976", "#98a4b3"),
+    "rival-2": ("#8a6d49", "#c9b08f"),
+    "rival-3": ("#76889b", "#6f8196"),
+    "rival-4": ("#5f7558", "#a6b8a0"),
+    "rival-5": ("#96758a", "#a8899a"),
+    "rival-6": ("#4f7386", "#8fb4c9"),
+    "rival-7": ("#837a55", "#a89c74"),
+    "rival-8": ("#6f6384", "#b3a8c4"),
+}
+MARKERS = "osD^vPX*"
+DASHES = ((), (4, 1.5), (1, 1.5), (6, 1.5, 1, 1.5))
+THICK = 0.62
+"""Thickness of a bar; a row is 1."""
 WIDTH_INCHES = 4.7
 PNG_DPI = 170
 LONGEST_LINE = 18
-"""Characters in a line of a label."""
+"""Most characters in a line of a label."""
 LINE_SHARE = 0.045
-"""Height of a line of text, of the axes."""
+"""Height of a line of text, relative to the axes."""
 _STYLE: Any = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "thinwire",  # the same events give the same bytes
+    "svg.hashsalt": "thinwire",  # same events, same bytes
     "font.family": "DejaVu Sans",  # comes with matplotlib, and is wide: other fonts fit where it fits
     "font.size": 8.5,
     "text.parse_math": False,  # a dollar sign in a name is a dollar sign
     "text.color": INK,
-    "axes.edgecolor": MUTED,
-    "axes.labelcolor": MUTED,
-    "axes.linewidth": 0.7,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": MUTED,
-    "ytick.color": MUTED,
-    "xtick.major.width": 0.7,
-    "ytick.major.width": 0.7,
-    "grid.color": GRID,
-    "grid.linewidth": 0.7,
-    "hatch.linewidth": 1.2,
-    "figure.facecolor": PAPER,
+    **dict.fromkeys(("axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), MUTED),
+    **dict.fromkeys(("axes.linewidth", "xtick.major.width", "ytick.major.width", "grid.linewidth"), 0.7),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+    **dict.fromkeys(("figure.facecolor", "savefig.facecolor"), PAPER),
     "axes.facecolor": "none",
-    "savefig.facecolor": PAPER,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "hatch.linewidth": 1.2,
 }
 
 
-def check_installed() -> None:
-    """Raise MissingExtra if matplotlib is not there."""
-    try:
-        import matplotlib.figure  # noqa: F401
-    except ImportError as error:
-        raise MissingExtra(
-            f"plots need a package that is not installed ({error})", hint="pip install 'thinwire[report]'"
-        ) from None
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Colour, marker and line width of one system."""
+
+    colour: str
+    marker: str
+    width: float
+
+
+Looks = Mapping[str, Look]
+
+
+def looks_of(systems: Iterable[tuple[str, Family]]) -> Looks:
+    """A look for each system, by family and in the order given; after eight of a family colours repeat."""
+    found: dict[str, Look] = {}
+    used: Counter[str] = Counter()
+    for system, family in dict.fromkeys(systems):
+        colour = INK if family == "ceiling" else COLOURS[f"{family}-{used[family] % 8 + 1}"][0]
+        marker = "" if family == "ceiling" else MARKERS[used[family] % len(MARKERS)]
+        found[system] = Look(colour, marker, {"ceiling": 0.9, "ours": 2.0, "rival": 1.2}[family])
+        used[family] += 1
+    return found
 
 
 @dataclass(slots=True)
 class Plot:
-    """One figure on its way: what it is called, what it shows, what its parts say when pointed at."""
+    """A figure with its title and caption, and tips that its parts show under the pointer."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
-    """What it shows,"""
+    """The quantity shown."""
     about: str
-    """and of what."""
+    """The recipe or cell it is shown for."""
     caption: str
-    """How to read it."""
+    """A hint on how to read it."""
     figure: Figure
     axes: Axes
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Artist, words: str) -> None:
-        """Let a part of the figure say something when pointed at."""
+        """Show a tip when the pointer is on a part of the figure."""
         name = f"tip{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = words
@@ -88,20 +136,25 @@ class Plot:
 
 @contextmanager
 def style() -> Iterator[None]:
-    """Within, figures look like ours; nothing outside is changed."""
-    import matplotlib
-
+    """Draw figures in our style within the block, without changing matplotlib's settings outside."""
+    try:
+        import matplotlib.figure
+    except ImportError as error:
+        raise MissingExtra(
+            f"plots need a package that is not installed ({error})", hint="pip install 'thinwire[report]'"
+        ) from None
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a browser has more fonts
         yield
 
 
 def new_plot(name: str, title: str, about: str, caption: str, *, height_inches: float = 3.0) -> Plot:
-    """An empty panel."""
+    """An empty panel; characters that a file name or an id cannot hold become dashes."""
     from matplotlib.figure import Figure
 
+    slug = "".join(c if c.isascii() and c.isalnum() else "-" for c in name.lower()).strip("-")
     figure = Figure(figsize=(WIDTH_INCHES, height_inches), layout="constrained")
-    return Plot(name, title, about, caption, figure, figure.add_subplot())
+    return Plot(slug, title, about, caption, figure, figure.add_subplot())
 
 
 def wrapped(label: str) -> str:
@@ -160,11 +213,50 @@ def spread_out(wanted: Sequence[float], needed: Sequence[float]) -> list[float]:
         groups.append((middle, heights))
     places = []
     for middle, heights in groups:
-        edge = middle - sum(heights) / 2
-        for height in heights:
-            places.append(round(edge + height / 2, 6))
-            edge += height
+        edges = accumulate(heights, initial=middle - sum(heights) / 2)
+        places += [round(edge + height / 2, 6) for edge, height in zip(edges, heights, strict=False)]
     return places
+
+
+def bar_plot(name: str, title: str, about: str, caption: str, rows: Sequence[str]) -> Plot:
+    """Axes for one bar per row, the first on top."""
+    from matplotlib.ticker import MaxNLocator
+
+    labels = [wrapped(row) for row in rows]
+    row_inches = max(0.29, 0.14 * max(label.count("\n") + 1 for label in labels) + 0.06)
+    plot = new_plot(name, title, about, caption, height_inches=0.75 + row_inches * max(len(rows), 2))
+    plot.axes.set_yticks(range(len(rows)), labels, color=INK)
+    plot.axes.set_ylim(len(rows) - 0.45, -0.55)
+    plot.axes.tick_params(axis="y", length=0)
+    plot.axes.spines["left"].set_visible(False)
+    plot.axes.xaxis.set_major_locator(MaxNLocator(4))
+    plot.axes.grid(axis="x")
+    return plot
+
+
+def bar(
+    plot: Plot,
+    row: int,
+    parts: Sequence[tuple[float, str]],
+    tip: str,
+    text: str,
+    quartiles: tuple[float, float] | None = None,
+) -> Rectangle:
+    """Draw a bar of several parts, given as length and colour, and write `text` behind it and its quartiles;
+    return the last part."""
+    left = 0.0
+    drawn: list[Rectangle] = []
+    for length, colour in parts:
+        drawn += plot.axes.barh(row, length, left=left, color=colour, height=THICK)
+        plot.tip(drawn[-1], tip)
+        left += length
+    low, high = quartiles or (left, left)
+    if low < high:  # it was measured more than once
+        plot.axes.plot([low, high], [row, row], color=INK, linewidth=0.9)
+    plot.axes.annotate(
+        text, (high, row), xytext=(4, 0), textcoords="offset points", va="center", color=MUTED, fontsize=7.5
+    )
+    return drawn[-1]
 
 
 def save(plot: Plot, folder: Path) -> Html:
@@ -182,21 +274,17 @@ def inline(svg: str, plot: Plot) -> Html:
     """An SVG file as a part of a page: no reference outward, ids that occur once, colours of the theme."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    svg = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", lambda m: _head(plot, m[1]), svg, count=1)
+    # to a screen reader the SVG is one image; without a size of its own it fits the width it is given
+    head = f'<svg role="img" aria-label="{escape(plot.title)}, {escape(plot.about)}"'
+    svg = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", lambda m: f"{head} {m[1]}>", svg, count=1)
     svg = svg.replace("xlink:href", "href")
     for name, words in plot.tips.items():
         svg = svg.replace(f'<g id="{name}">', f"<g><title>{escape(words)}</title>")
-    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", svg))
-    kept = {one or other for one, other in used}
-    svg = re.sub(r" id=\"([^\"]+)\"", lambda m: f' id="{plot.name}-{m[1]}"' if m[1] in kept else "", svg)
-    svg = re.sub(r"url\(#([^)]+)\)", rf"url(#{plot.name}-\1)", svg)
-    svg = re.sub(r"href=\"#([^\"]+)\"", rf'href="#{plot.name}-\1"', svg)
+    reference = r"(url\(#|href=\"#)([^)\"]+)"
+    used = {name for _, name in re.findall(reference, svg)}
+    svg = re.sub(r" id=\"([^\"]+)\"", lambda m: f' id="{plot.name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(reference, rf"\1{plot.name}-\2", svg)
     svg = svg.replace("'DejaVu Sans'", "var(--font)")
     for variable, (light, _) in COLOURS.items():
         svg = svg.replace(light, f"var(--{variable})")
     return Html(svg)
-
-
-def _head(plot: Plot, view_box: str) -> str:
-    # to a screen reader the SVG is one image; without a size of its own it fits the width it is given
-    return f'<svg role="img" aria-label="{escape(plot.title)}, {escape(plot.about)}" {view_box}>'

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-EMPTY_TAGS = ("meta", "br")
-
 
 class Html(str):
     """Text that is markup already."""
@@ -25,7 +23,7 @@ def tag(name: str, /, *children: str, **attributes: str | None) -> Html:
         for key, value in attributes.items()
         if value is not None
     )
-    if name in EMPTY_TAGS:
+    if name == "meta":  # has no end
         return Html(f"<{name}{written}>")
     return Html(f"<{name}{written}>{join(children)}</{name}>")
 
@@ -33,11 +31,6 @@ def tag(name: str, /, *children: str, **attributes: str | None) -> Html:
 def join(parts: Iterable[str]) -> Html:
     """Parts one after the other, text among them escaped."""
     return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
-
-
-def facts(rows: Iterable[tuple[str, str]]) -> Html:
-    """Names and what they stand for."""
-    return tag("dl", *(tag("div", tag("dt", name), tag("dd", value)) for name, value in rows))
 
 
 def table(

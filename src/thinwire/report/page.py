@@ -1,32 +1,80 @@
-"""One page: self-contained, without scripts, in the order a reader wants it."""
+"""Writes a self-contained HTML page without scripts, and its plots, into the folder they are about."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from thinwire.events import FOLDER, Failed
-from thinwire.report.drawing import Plot
+from thinwire.errors import DataError
+from thinwire.events import FOLDER
+from thinwire.report import drawing
+from thinwire.report.cells import headline
+from thinwire.report.drawing import COLOURS, Plot
 from thinwire.report.facts import as_date, what_was_run
-from thinwire.report.looks import variables
-from thinwire.report.markup import Html, facts, join, tag
-from thinwire.report.subject import NamedRun, Subject
+from thinwire.report.markup import Html, join, tag
+from thinwire.report.run_plots import run_plots, worker_bars
+from thinwire.report.runs import Run
+from thinwire.report.step_plots import step_plots
+from thinwire.report.subject import Subject, read_subject
 from thinwire.report.tables import run_table, step_tables, worker_table
-from thinwire.report.tiles import key_numbers
-from thinwire.report.timings import headline
-from thinwire.report.verdict import verdict
+from thinwire.report.verdict import key_numbers, verdict
 from thinwire.units import as_seconds, count
 
+PAGE = "report.html"
+PLOTS = "plots"
 STYLE = Path(__file__).with_name("style.css")
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenReport:
+    """The files of a report, and its main statements."""
+
+    page: Path
+    plots: tuple[Path, ...]
+    verdict: str
+    notices: tuple[str, ...]
+
+
+def write_report(folder: Path, progress: Callable[[str], object] = lambda words: None) -> WrittenReport:
+    """Write `report.html` and `plots/` into a folder of runs or a benchmark; `progress` gets what is done."""
+    with drawing.style():
+        subject = read_subject(folder)
+        plots = draw(subject)
+        progress(f"drawing {count(len(plots), 'plot')} into {folder / PLOTS}")
+        try:
+            (folder / PLOTS).mkdir(exist_ok=True)
+            drawn = [(plot, drawing.save(plot, folder / PLOTS)) for plot in plots]
+            (folder / PAGE).write_text(page(subject, drawn), encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"the report cannot be written into {folder}: {error.strerror}") from error
+    made = [folder / PLOTS / f"{plot.name}.{ending}" for plot, _ in drawn for ending in ("svg", "png")]
+    return WrittenReport(folder / PAGE, tuple(made), verdict(subject), tuple(notices(subject)))
+
+
+def draw(subject: Subject) -> list[Plot]:
+    """All plots of the page; a system looks the same in all of them."""
+    timed = [(timing.system, timing.family) for timing in subject.timings]
+    looks = drawing.looks_of([*timed, *((run.system, run.family) for run in subject.runs)])
+    steps = step_plots(subject.timings, looks)
+    curves = [plot for compared in subject.comparisons for plot in run_plots(compared, looks)]
+    plots = [*steps, *curves] if subject.is_bench else [*curves, *steps]
+    plots += worker_bars(subject.only_run, looks) if subject.only_run else []
+    taken: Counter[str] = Counter()
+    for plot in plots:  # names that only differ in what a file name cannot hold
+        taken[plot.name] += 1
+        plot.name += f"-{taken[plot.name]}" if taken[plot.name] > 1 else ""
+    return plots
 
 
 def page(subject: Subject, plots: Sequence[tuple[Plot, Html]]) -> Html:
     """The whole document, with the plots as they were drawn."""
     heading = title(subject)
-    style = f":root {{ {variables(dark=False)} }}\n"
-    style += f"@media (prefers-color-scheme: dark) {{ :root {{ {variables(dark=True)} }} }}\n"
-    style += "@media print { :root { " + variables(dark=False) + " } }\n"
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    style = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    style += f"@media print {{ :root {{ {light} }} }}\n"
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -42,50 +90,53 @@ def page(subject: Subject, plots: Sequence[tuple[Plot, Html]]) -> Html:
         tag("p", verdict(subject), class_="verdict"),
         *(tag("p", words, class_="notice") for words in notices(subject)),
     )
+    facts = [tag("div", tag("dt", name), tag("dd", value)) for name, value in what_was_run(subject)]
+    tiles = [
+        tag("div", tag("span", name), tag("strong", value), tag("small", words), class_="tile")
+        for name, value, words in key_numbers(subject)
+    ]
     parts = [
-        section("What was run", facts(what_was_run(subject)), name="run"),
-        section("Key numbers", _tiles(key_numbers(subject)), name="numbers"),
-        _plots(plots),
+        section("What was run", tag("dl", *facts), name="run"),
+        section("Key numbers", tag("div", *tiles, class_="tiles"), name="numbers"),
+        section("Plots", *_plots(plots), name="plots"),
         *_tables(subject),
-        _workers(subject.trainings),
-        _failures(subject.trainings),
-        _raw_data(subject),
+        section("Failures", *_failures(subject.runs), name="failures"),
+        section("Raw data", *_raw_data(subject), name="data"),
     ]
     body = tag("body", tag("main", top, *parts))
     return Html("<!doctype html>\n" + tag("html", head, body, lang="en") + "\n")
 
 
 def title(subject: Subject) -> str:
-    """What the page is called."""
+    """The title of the page."""
     if subject.is_bench:
         return f"Benchmark {subject.folder.resolve().name}"
-    if len(subject.trainings) == 1:
-        [training] = subject.trainings
-        return f"{training.run.recipe}, {training.system}, {count(training.run.world_size, 'worker')}"
-    return f"{', '.join(subject.recipes)}: {len(subject.trainings)} runs compared"
+    if (run := subject.only_run) is not None:
+        return f"{run.recipe}, {run.system}, {count(run.world_size, 'worker')}"
+    recipes = ", ".join(compared.recipe for compared in subject.comparisons)
+    return f"{recipes}: {len(subject.runs)} runs compared"
 
 
 def notices(subject: Subject) -> list[str]:
-    """What a reader must know before believing a number."""
+    """Failures, gaps and other limits of the data that a reader must know first."""
     said = []
-    for training in subject.trainings:
-        run = training.run
+    for run in subject.runs:
         if run.state == "failed":
-            said.append(f"{training.label} failed; its numbers end with step {run.steps}.")
+            said.append(f"{run.label} failed; its numbers end with step {run.steps}.")
         elif run.state == "unfinished":
             at = as_date(run.last_time)
             ended = "if it no longer runs, it was ended from outside"
-            said.append(f"{training.label} has not finished; its last event is of {at} ({ended}).")
+            said.append(f"{run.label} has not finished; its last event is of {at} ({ended}).")
         told = run.summary.instruments if run.summary is not None else {}
         sparse_s, dense_s = told.get("sparse_s", 0.0), told.get("dense_s", 0.0)
         if sparse_s > dense_s > 0:  # as top-k strategies tell: both are 0 until they know
             said.append(
-                f"{training.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
+                f"{run.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
                 "every step, sending everything with all-reduce would have taken about "
                 f"{as_seconds(dense_s)}."
             )
-        if run.summary is not None and run.summary.caution:
-            said.append(f"{training.label}: {run.summary.caution}.")
+        if run.summary is not None and run.summary.advice:
+            said.append(f"{run.label}: {run.summary.advice}.")
     if any(timing.emulated for timing in subject.timings):
         said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")
     if any(timing.processor_full for timing in subject.timings):
@@ -98,89 +149,66 @@ def notices(subject: Subject) -> list[str]:
 
 
 def section(heading: str, *content: Html, name: str) -> Html:
-    """A part of the page with its heading."""
-    return tag("section", tag("h2", heading), *content, id=name)
+    """A part of the page with its heading; nothing if it is empty."""
+    return tag("section", tag("h2", heading), *content, id=name) if content else Html()
 
 
-def _plots(plots: Sequence[tuple[Plot, Html]]) -> Html:
-    """Plots of the same kind side by side under one heading; after them, or alone, those of which one is."""
+def _plots(plots: Sequence[tuple[Plot, Html]]) -> list[Html]:
+    """Plots of one kind side by side under a heading, then those that are the only one of their kind."""
     kinds: dict[str, list[tuple[Plot, Html]]] = {}
     for plot, svg in plots:
         kinds.setdefault(plot.title, []).append((plot, svg))
-    parts = []
+    parts, alone = [], []
     for heading, same in kinds.items():
+        figures = [(tag("h4", plot.about), svg) for plot, svg in same]
+        caption = same[0][0].caption
         if len(same) > 1:
-            figures = [tag("figure", tag("h4", plot.about), svg) for plot, svg in same]
-            parts += [tag("h3", heading), tag("p", same[0][0].caption, class_="caption")]
-            parts.append(tag("div", *figures, class_="plots"))
-    alone = [
-        tag("figure", tag("h3", plot.title), tag("h4", plot.about), svg, tag("figcaption", plot.caption))
-        for same in kinds.values()
-        if len(same) == 1
-        for plot, svg in same
-    ]
-    parts += [tag("div", *alone, class_="plots")] if alone else []
-    return section("Plots", *parts, name="plots") if parts else Html()
-
-
-def _tiles(numbers: Sequence[tuple[str, str, str]]) -> Html:
-    return tag(
-        "div",
-        *(
-            tag("div", tag("span", name), tag("strong", value), tag("small", words), class_="tile")
-            for name, value, words in numbers
-        ),
-        class_="tiles",
-    )
+            parts += [tag("h3", heading), tag("p", caption, class_="caption")]
+            parts.append(tag("div", *(tag("figure", *figure) for figure in figures), class_="plots"))
+        else:
+            alone.append(tag("figure", tag("h3", heading), *figures[0], tag("figcaption", caption)))
+    return [*parts, tag("div", *alone, class_="plots")] if alone else parts
 
 
 def _tables(subject: Subject) -> list[Html]:
-    parts = []
+    parts, runs = [], subject.runs
     if subject.is_bench:
         words = "Per step and worker. Median over turns, with quartiles in brackets."
         tables = step_tables(subject.timings, headline(subject.timings))
         parts.append(section("Step time", tag("p", words, class_="caption"), *tables, name="steps"))
-    if len(subject.trainings) > 1 or (subject.is_bench and subject.trainings):
-        tables = [
-            join([tag("h3", recipe), run_table(subject.of_recipe(recipe))]) for recipe in subject.recipes
-        ]
+    if subject.only_run is None:
+        tables = [join([tag("h3", each.recipe), run_table(each)]) for each in subject.comparisons]
         parts.append(section("Trainings", *tables, name="trainings"))
-    return parts
+    workers = [worker_table(run) for run in runs]
+    if len(runs) > 1:
+        pairs = zip(runs, workers, strict=True)
+        workers = [tag("details", tag("summary", run.label), table) for run, table in pairs]
+    return [*parts, section("Workers", *workers, name="workers")]
 
 
-def _workers(trainings: Sequence[NamedRun]) -> Html:
-    if not trainings:
-        return Html()
-    if len(trainings) == 1:
-        return section("Workers", worker_table(trainings[0].run), name="workers")
-    folded = [tag("details", tag("summary", t.label), worker_table(t.run)) for t in trainings]
-    return section("Workers", *folded, name="workers")
-
-
-def _failures(trainings: Sequence[NamedRun]) -> Html:
+def _failures(runs: Sequence[Run]) -> list[Html]:
     items = []
-    for training in trainings:
-        for event in training.run.failures:
-            assert isinstance(event.record, Failed)
-            failed = event.record
-            who = f"{training.label}: worker {event.rank} on {failed.host}, {as_date(event.time)}"
-            kind = "follows from another worker's failure" if failed.consequence else failed.error
-            hint = [tag("p", f"hint: {failed.hint}")] if failed.hint else []
-            items.append(tag("li", tag("strong", who), f" ({kind})", tag("pre", failed.message), *hint))
-    return section("Failures", tag("ul", *items), name="failures") if items else Html()
+    for label, (event, failed) in ((run.label, pair) for run in runs for pair in run.failures):
+        who = f"{label}: worker {event.rank} on {failed.host}, {as_date(event.time)}"
+        kind = "follows from another worker's failure" if failed.consequence else failed.error
+        hint = [tag("p", f"hint: {failed.hint}")] if failed.hint else []
+        items.append(tag("li", tag("strong", who), f" ({kind})", tag("pre", failed.message), *hint))
+    return [tag("ul", *items)] if items else []
 
 
-def _raw_data(subject: Subject) -> Html:
-    places = [str(training.run.folder / FOLDER) for training in subject.trainings]
-    places += [str(subject.folder / FOLDER)] if subject.is_bench else []
-    parts = [
+def _raw_data(subject: Subject) -> list[Html]:
+    folders = [*(run.folder for run in subject.runs), *([subject.folder] if subject.is_bench else [])]
+    kept = [(run.label, run.facts or dict(run.config)) for run in subject.runs]
+    kept += [("the benchmark", subject.facts)] if subject.facts else []
+    return [
         tag("p", "One JSON record per line, one file per worker. The plots are beside this page, in plots/."),
-        tag("ul", *(tag("li", tag("code", place)) for place in places)),
+        tag("ul", *(tag("li", tag("code", str(folder / FOLDER))) for folder in folders)),
+        *(
+            tag(
+                "details",
+                tag("summary", f"configuration of {label}"),
+                tag("pre", json.dumps(facts, indent=2, default=str)),
+            )
+            for label, facts in kept
+        ),
     ]
-    for training in subject.trainings:
-        kept = json.dumps(training.run.facts or dict(training.run.config), indent=2, default=str)
-        parts.append(tag("details", tag("summary", f"configuration of {training.label}"), tag("pre", kept)))
-    if subject.facts:
-        kept = json.dumps(subject.facts, indent=2, default=str)
-        parts.append(tag("details", tag("summary", "configuration of the benchmark"), tag("pre", kept)))
-    return section("Raw data", *parts, name="data")

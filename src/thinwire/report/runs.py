@@ -1,116 +1,96 @@
-"""One run and its workers, finished or not, with the numbers that tables and plots are made of."""
+"""One run with its workers, as its events record it, and the numbers that tables and plots show."""
 
 from __future__ import annotations
 
+import json
+import math
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
-from thinwire.events import Evaluated, Event, Progress, RunEnded, Summary
+from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Summary
+from thinwire.timings import Family
 
+CONFIG = "config.json"
 State = Literal["finished", "failed", "unfinished"]
 Point = tuple[float, float]
+Step = TypeVar("Step", Progress, Evaluated)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
-    """What one worker said; totals are those of its last word."""
+class WorkerRecord:
+    """One worker of a run; totals are those of its last event."""
 
     rank: int
     host: str
-    progress: tuple[Progress, ...]
-    ended: RunEnded | None
-
-    @property
-    def _last(self) -> Progress | RunEnded | None:
-        return self.ended or (self.progress[-1] if self.progress else None)
-
-    @property
-    def steps(self) -> int:
-        """Steps done."""
-        if self.ended is not None:
-            return self.ended.steps
-        return self.progress[-1].step if self.progress else 0
-
-    @property
-    def train_s(self) -> float:
-        """Seconds of training, evaluation left out."""
-        return self._last.train_s if self._last else 0.0
-
-    @property
-    def exposed_s(self) -> float:
-        """Of these, seconds of waiting for the wire."""
-        return self._last.exposed_s if self._last else 0.0
+    progress: tuple[Progress, ...] = ()
+    steps: int = 0
+    samples: float = 0.0
+    train_s: float = 0.0
+    """Seconds of training, without evaluation."""
+    exposed_s: float = 0.0
+    """Seconds of training spent waiting for the wire."""
+    sent_bytes: int = 0
 
     @property
     def compute_s(self) -> float:
-        """The rest: computing, and everything else that is not waiting."""
+        """Seconds of training spent on anything but waiting."""
         return max(self.train_s - self.exposed_s, 0.0)
 
     @property
-    def sent_bytes(self) -> int:
-        """Put on the wire so far."""
-        return self._last.sent_bytes if self._last else 0
-
-    @property
     def exposed_share(self) -> float:
-        """Of the training time."""
         return self.exposed_s / self.train_s if self.train_s > 0 else 0.0
 
     @property
     def samples_per_s(self) -> float:
-        """Over the whole training."""
-        if self.ended is not None:
-            return self.ended.samples / max(self.ended.train_s, 1e-9)
-        samples, before_s = 0.0, 0.0
-        for progress in self.progress:
-            samples += progress.samples_per_s * (progress.train_s - before_s)
-            before_s = progress.train_s
-        return samples / before_s if before_s > 0 else 0.0
+        return self.samples / max(self.train_s, 1e-9)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """All workers of one run folder."""
+    """One run folder with all its workers, and its name among the other runs of a page."""
 
     folder: Path
     facts: Mapping[str, Any]
-    """config.json as it is: config, versions, host, cores, command, created."""
+    """The content of config.json: config, versions, host, cores, command, created."""
     config: Mapping[str, Any]
     versions: Mapping[str, str]
     world_size: int
-    workers: tuple[Worker, ...]
+    workers: tuple[WorkerRecord, ...]
     evaluated: tuple[Evaluated, ...]
     summary: Summary | None
-    failures: tuple[Event, ...]
-    """Causes first, then what only followed from them."""
+    failures: tuple[tuple[Event, Failed], ...]
+    """Causes first, then their consequences."""
     state: State
     starts: int
-    """1, and one more for each time it was resumed."""
+    """1 plus the number of times it was resumed."""
     last_time: float
-    """Of the newest event, in seconds since 1970."""
-    skipped: int
-    """Lines of the event files that could not be read."""
+    """Time of the newest event, in seconds since 1970."""
     aim: float | None = None
-    """What a benchmark has it aim at instead of its recipe's target."""
+    """The target of a benchmark, instead of the recipe's."""
+    system: str = ""
+    """The strategy, with the settings in which it differs from other runs: `all-reduce:overlap=forward`."""
+    family: Family = "ours"
+    label: str = ""
+    """The system, and the settings in which this run differs from others of the same system."""
 
     @property
     def recipe(self) -> str:
-        """What was trained."""
         return str(self.config.get("recipe", "unknown"))
 
     @property
     def strategy(self) -> str:
-        """How the workers talked, without its settings."""
+        """The name of the strategy, without its settings."""
         return str(self.config.get("strategy", "unknown"))
 
     @property
     def settings(self) -> Mapping[str, Any]:
-        """Of the strategy."""
-        found = self.config.get("settings", {})
-        return found if isinstance(found, Mapping) else {}
+        """The settings of the strategy."""
+        return dict(self.config.get("settings") or {})
 
     @property
     def seconds(self) -> str:
@@ -119,7 +99,7 @@ class Run:
 
     @property
     def num_steps(self) -> int:
-        """Steps it is meant to make, 0 if that is not known."""
+        """Planned number of steps, 0 if unknown."""
         return max((w.progress[-1].num_steps for w in self.workers if w.progress), default=0)
 
     @property
@@ -130,67 +110,135 @@ class Run:
     @property
     def train_s(self) -> float:
         """Seconds of training, mean over workers."""
-        return self._mean([worker.train_s for worker in self.workers])
+        return _mean(worker.train_s for worker in self.workers)
 
     @property
     def samples_per_s(self) -> float:
-        """Of all workers together."""
-        return self._mean([worker.samples_per_s for worker in self.workers]) * self.world_size
+        """Samples per second of all workers together."""
+        return _mean(worker.samples_per_s for worker in self.workers) * self.world_size
 
     @property
-    def exposed_share(self) -> float:
-        """Of the training time, mean over workers."""
-        return self._mean([worker.exposed_share for worker in self.workers])
+    def exposed_share(self) -> float | None:
+        """The exposed part of the training time, mean over workers; rivals do not tell."""
+        return None if self.family == "rival" else _mean(worker.exposed_share for worker in self.workers)
 
-    @property
-    def sent_bytes_per_step(self) -> float:
-        """By one worker, on average."""
-        return self._mean([w.sent_bytes / w.steps for w in self.workers if w.steps])
-
-    @property
-    def step_s(self) -> float:
-        """Seconds per step, mean over workers."""
-        return self._mean([w.train_s / w.steps for w in self.workers if w.steps])
-
-    @property
-    def exposed_s_per_step(self) -> float:
-        """Seconds of a step spent waiting for the wire, mean over workers."""
-        return self._mean([w.exposed_s / w.steps for w in self.workers if w.steps])
+    def per_step(self, field: Literal["train_s", "exposed_s", "sent_bytes"]) -> float:
+        """A total of the workers, per step, mean over workers."""
+        return _mean(getattr(worker, field) / worker.steps for worker in self.workers if worker.steps)
 
     def losses(self) -> list[Point]:
         """Training loss against seconds of training, mean over workers."""
-        curves = [
-            [(p.train_s, p.loss) for p in worker.progress if p.loss is not None] for worker in self.workers
+        points = [[(p.train_s, p.loss) for p in w.progress if p.loss is not None] for w in self.workers]
+        curves = [curve for curve in points if curve]
+        return [
+            # of each worker the newest loss; those that have not begun are left out
+            (at_s, _mean(curve[i - 1][1] for curve in curves if (i := bisect_right(curve, (at_s, math.inf)))))
+            for at_s, _ in (curves or [[]])[0]
         ]
-        curves = [curve for curve in curves if curve]
-        if not curves:
-            return []
-        return [(at_s, self._mean(_latest(curves, at_s))) for at_s, _ in curves[0]]
 
-    def values(self) -> list[Point]:
-        """The metric on the test data against seconds of training."""
-        return [(e.train_s, e.value) for e in self.evaluated if e.value is not None]
-
-    def values_by_epoch(self) -> list[Point]:
-        """The metric on the test data against epochs."""
-        return [(e.epoch, e.value) for e in self.evaluated if e.value is not None]
+    def values(self, against: Literal["train_s", "epoch"] = "train_s") -> list[Point]:
+        """The metric on the test data against seconds of training or epochs."""
+        return [(getattr(e, against), e.value) for e in self.evaluated if e.value is not None]
 
     def distances(self) -> list[Point]:
-        """How far replicas are from their mean, against epochs, where somebody has measured it."""
+        """The distance of replicas from their mean against epochs, where it was measured."""
         return [(e.epoch, e.distance) for e in self.evaluated if e.distance is not None]
 
-    @staticmethod
-    def _mean(values: Sequence[float]) -> float:
-        return sum(values) / len(values) if values else 0.0
+
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
+    return sum(known) / len(known) if known else 0.0
 
 
-def _latest(curves: Sequence[Sequence[Point]], at_s: float) -> list[float]:
-    """What each curve was at last; one that has not begun is left out."""
-    places = [bisect_right(curve, at_s, key=lambda point: point[0]) for curve in curves]
-    return [curve[place - 1][1] for curve, place in zip(curves, places, strict=True) if place]
+def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
+    """The run recorded by these events; None if they record none."""
+    starts = [(event.rank, event.record) for event in events if isinstance(event.record, RunStarted)]
+    failed = [(event, event.record) for event in events if isinstance(event.record, Failed)]
+    evaluated = [event.record for event in events if isinstance(event.record, Evaluated)]
+    summary = next((e.record for e in reversed(events) if isinstance(e.record, Summary)), None)
+    workers = _workers(events)
+    if not workers and not evaluated and summary is None:
+        return None
+    facts = read_json(folder / CONFIG, {})
+    world_size = len(workers)
+    config, versions = facts.get("config", {}), facts.get("versions", {})
+    if starts:
+        _, started = starts[-1]
+        world_size, config, versions = started.world_size, started.config, started.versions
+    elif summary is not None:
+        names = ("recipe", "strategy", "settings", "workers")
+        world_size, config = summary.workers, {**{name: getattr(summary, name) for name in names}, **config}
+    return Run(
+        folder=folder,
+        facts=facts,
+        config=config,
+        versions=versions,
+        world_size=world_size,
+        workers=tuple(worker for worker in workers if worker.rank < world_size),
+        evaluated=tuple(_without_repeated(evaluated)),
+        summary=summary,
+        failures=tuple(sorted(failed, key=lambda pair: (pair[1].consequence, pair[0].time))),
+        state=_state(events),
+        starts=max(Counter(rank for rank, _ in starts).values(), default=1),
+        last_time=max(event.time for event in events),
+    )
 
 
-def seconds_of(runs: Iterable[Run]) -> str:
-    """The unit of the clocks of several runs."""
-    units = {run.seconds for run in runs}
-    return units.pop() if len(units) == 1 else "real and virtual seconds"
+def _workers(events: Sequence[Event]) -> list[WorkerRecord]:
+    hosts = {e.rank: e.record.host for e in events if isinstance(e.record, RunStarted | Failed)}
+    progress: dict[int, list[Progress]] = {}
+    ended: dict[int, RunEnded] = {}
+    for event in events:
+        if isinstance(event.record, Progress):
+            progress.setdefault(event.rank, []).append(event.record)
+            ended.pop(event.rank, None)  # it was resumed
+        elif isinstance(event.record, RunEnded):
+            ended[event.rank] = event.record
+    return [
+        _worker(rank, hosts.get(rank, "unknown"), _without_repeated(progress.get(rank, [])), ended.get(rank))
+        for rank in sorted({*hosts, *progress, *ended})
+    ]
+
+
+def _worker(rank: int, host: str, progress: list[Progress], ended: RunEnded | None) -> WorkerRecord:
+    if not progress and ended is None:
+        return WorkerRecord(rank=rank, host=host)
+    last = ended or progress[-1]
+    spans = pairwise([0.0, *(each.train_s for each in progress)])
+    done = sum(each.samples_per_s * (end - begin) for each, (begin, end) in zip(progress, spans, strict=True))
+    return WorkerRecord(
+        rank=rank,
+        host=host,
+        progress=tuple(progress),
+        steps=last.steps if isinstance(last, RunEnded) else last.step,
+        samples=last.samples if isinstance(last, RunEnded) else done,
+        train_s=last.train_s,
+        exposed_s=last.exposed_s,
+        sent_bytes=last.sent_bytes,
+    )
+
+
+def _without_repeated(records: Sequence[Step]) -> list[Step]:
+    """The records without the steps that a resumed run repeated."""
+    kept: list[Step] = []
+    for record in records:
+        while kept and kept[-1].step >= record.step:
+            kept.pop()
+        kept.append(record)
+    return kept
+
+
+def _state(events: Sequence[Event]) -> State:
+    """The state of the newest attempt: a worker's start outdates its earlier events."""
+    states: dict[type, State] = {RunStarted: "unfinished", Failed: "failed", Summary: "finished"}
+    newest = {event.rank: states[type(event.record)] for event in events if type(event.record) in states}
+    return next((state for state in ("failed", "finished") if state in newest.values()), "unfinished")
+
+
+def read_json(path: Path, empty: Any) -> Any:
+    """The content of a JSON file; `empty` if it is absent, damaged or of another type."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return empty
+    return content if isinstance(content, type(empty)) else empty

@@ -1,4 +1,4 @@
-"""What a folder holds: one run, several, or a benchmark."""
+"""Reads the folder that a report is about: one run, several runs, or a benchmark."""
 
 from __future__ import annotations
 
@@ -9,70 +9,112 @@ from typing import Any
 
 from thinwire.errors import DataError
 from thinwire.events import FOLDER, EventReader, StepTimed
-from thinwire.report.reading import make_run, read_aims, read_json
-from thinwire.report.runs import Run
-from thinwire.report.timings import FAMILIES, Cell, Family, Timing, timings
-from thinwire.spread import Spread
+from thinwire.report.runs import Run, make_run, read_json
+from thinwire.timings import CEILING, FAMILIES, Family, Timing, timings
 from thinwire.units import count
 
 BENCH = "bench.json"
 ACCURACY = "time_to_accuracy.json"
-"""Where it says what they aim at."""
+"""The file with the targets of a benchmark's trainings."""
 RUNS = "runs"
-"""Where a benchmark keeps its trainings."""
-CEILING = "silent"
+"""The part of a bench folder that holds its trainings."""
 NAMED = ("workers", "seed", "epochs", "clock")
-"""What tells two runs of the same system apart."""
+"""Settings that distinguish runs of the same system."""
 PART_OF_SYSTEM = ("batch_size", "device")
-"""What makes it another system, beside the settings of the strategy."""
+"""Settings that count as part of the system, like those of its strategy."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedRun:
-    """A run with its place among others."""
+@dataclass(frozen=True, slots=True)
+class RunTarget:
+    """The value of the test metric that runs aim at."""
 
-    run: Run
-    system: str
-    """The strategy, with the settings in which it differs from other runs: `all-reduce:overlap=forward`."""
-    family: Family
-    label: str
-    """The system, and what tells this run apart from others of the same system."""
+    metric: str
+    value: float
+    lower_is_better: bool
+
+    def seconds(self, run: Run) -> float | None:
+        """Seconds of training until the metric was first as good; None if it never was."""
+        sign = -1 if self.lower_is_better else 1
+        return next((at_s for at_s, value in run.values() if sign * value >= sign * self.value), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The runs of one recipe."""
+
+    runs: Sequence[Run]
 
     @property
-    def exposed_share(self) -> float | None:
-        """Part of the training time spent waiting for the wire; rivals do not tell."""
-        return None if self.family == "rival" else self.run.exposed_share
+    def recipe(self) -> str:
+        return self.runs[0].recipe
+
+    @property
+    def seconds(self) -> str:
+        """The unit of the runs' clocks."""
+        units = {run.seconds for run in self.runs}
+        return units.pop() if len(units) == 1 else "real and virtual seconds"
+
+    @property
+    def metric(self) -> str:
+        """The test metric."""
+        return next((run.evaluated[0].metric for run in self.runs if run.evaluated), "value")
+
+    @property
+    def target(self) -> RunTarget | None:
+        """The target of the runs; None until one of them has finished.
+
+        A benchmark that trains a recipe for a shorter time has its own target. Whether lower is better is not
+        recorded: it follows from the summaries, each of which says whether its value reached the target.
+        """
+        finished = [(run.aim, run.summary) for run in self.runs if run.summary is not None]
+        if not finished:
+            return None
+        aim, first = finished[0]
+        lower_is_better = any(
+            (s.value < first.target) == s.reached
+            for _, s in finished
+            if s.value is not None and s.value != first.target
+        )
+        return RunTarget(first.metric, first.target if aim is None else aim, lower_is_better)
+
+    @property
+    def competing(self) -> Sequence[Run]:
+        """The runs without the ceiling, which trains worse."""
+        return [run for run in self.runs if run.family != "ceiling"] or self.runs
+
+    def reached(self) -> list[tuple[float, str]]:
+        """Seconds to the target and labels of the competing runs that reached it, the fastest first."""
+        target = self.target
+        times = [(target.seconds(run), run.label) for run in self.competing] if target else []
+        return sorted((seconds, label) for seconds, label in times if seconds is not None)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """All that a page is about."""
+    """Everything that a report shows."""
 
     folder: Path
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """bench.json as it is."""
-    blocks: tuple[StepTimed, ...] = ()
-    timings: tuple[Timing, ...] = ()
-    """Of the benchmark, or of the runs where there is none."""
-    trainings: tuple[NamedRun, ...] = ()
-    skipped: int = 0
+    """The content of bench.json."""
+    is_bench: bool
+    timings: Sequence[Timing]
+    """Step times of the benchmark; without one, of the runs."""
+    runs: Sequence[Run]
+    skipped: int
     """Lines of event files that could not be read."""
-    notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    notes: Sequence[str]
+    """Folders that were left out, with the reason."""
 
     @property
-    def is_bench(self) -> bool:
-        """Whether steps were timed on purpose, not only in passing."""
-        return bool(self.blocks)
-
-    def of_recipe(self, recipe: str) -> list[NamedRun]:
-        """The runs that can be compared with each other."""
-        return [training for training in self.trainings if training.run.recipe == recipe]
+    def only_run(self) -> Run | None:
+        """The run, if the page is about one run and nothing else."""
+        return self.runs[0] if len(self.runs) == 1 and not self.is_bench else None
 
     @property
-    def recipes(self) -> list[str]:
-        """What was trained, in the order of the folders."""
-        return list(dict.fromkeys(training.run.recipe for training in self.trainings))
+    def comparisons(self) -> list[Comparison]:
+        """The runs by recipe, in the order of the folders."""
+        recipes = dict.fromkeys(run.recipe for run in self.runs)
+        return [Comparison([run for run in self.runs if run.recipe == recipe]) for recipe in recipes]
 
 
 def read_subject(folder: Path) -> Subject:
@@ -82,7 +124,7 @@ def read_subject(folder: Path) -> Subject:
     events = reader.poll()
     skipped = reader.skipped
     blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
-    found = [make_run(folder, events, skipped)]
+    found = [make_run(folder, events)]
     notes: list[str] = []
     below = [folder / RUNS] if blocks else [folder, folder / RUNS]
     for child in sorted(child for place in below if place.is_dir() for child in place.iterdir()):
@@ -91,33 +133,28 @@ def read_subject(folder: Path) -> Subject:
         reader = EventReader(child)
         inside = reader.poll()
         skipped += reader.skipped
-        run = make_run(child, inside, reader.skipped)
-        found.append(run)
-        if run is None and any(isinstance(event.record, StepTimed) for event in inside):
+        found.append(make_run(child, inside))
+        if found[-1] is None and any(isinstance(event.record, StepTimed) for event in inside):
             notes.append(f"{child.name} is a benchmark with a page of its own: thinwire report {child}")
-        elif run is None:
+        elif found[-1] is None:
             notes.append(f"{child.name} was left out: {_nothing(reader.skipped)}")
-    aims = read_aims(folder / ACCURACY)
-    runs = [replace(run, aim=aims.get(run.recipe)) for run in found if run is not None]
+    runs = [run for run in found if run is not None]
     if not runs and not blocks:
         raise DataError(
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
             hint="name the folder that a command calls its results, or one that holds several of these",
         )
-    facts = read_json(folder / BENCH)
-    families: dict[str, Family] = {
-        name: family for name, family in dict(facts.get("families") or {}).items() if family in FAMILIES
-    }
-    families |= {block.system: block.family for block in blocks}
-    named = sorted(name_runs(runs, families), key=lambda training: FAMILIES.index(training.family))
+    facts = read_json(folder / BENCH, {})
+    families: dict[str, Family] = facts.get("families", {}) | {block.system: block.family for block in blocks}
+    named = sorted(name_runs(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
     return Subject(
         folder=folder,
         facts=facts,
-        blocks=tuple(blocks),
-        timings=tuple(timings(blocks) if blocks else timings_of(named)),
-        trainings=tuple(named),
+        is_bench=bool(blocks),
+        timings=timings(blocks) if blocks else timings_of(named),
+        runs=named,
         skipped=skipped,
-        notes=tuple(notes),
+        notes=notes,
     )
 
 
@@ -135,101 +172,79 @@ def _nothing(skipped: int) -> str:
     return f"there are no events ({FOLDER}/worker-*.jsonl)"
 
 
-def name_runs(runs: Sequence[Run], families: Mapping[str, Family]) -> Iterable[NamedRun]:
+def _aims(folder: Path) -> dict[str, float]:
+    """A benchmark's targets by recipe, from its table."""
+    rows = [row for row in read_json(folder / ACCURACY, []) if isinstance(row, dict)]
+    return {row["recipe"]: row["target"] for row in rows if "recipe" in row and row.get("target") is not None}
+
+
+def name_runs(
+    runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]
+) -> Iterable[Run]:
     """Give each run the shortest name that tells it apart from the others of its recipe."""
     for run in runs:
         peers = [other for other in runs if other.recipe == run.recipe]
-        system = _timed_as(run, families) or _system(run, peers)
-        rest = [
-            _words(name, run.config[name])
-            for name in NAMED
-            if name in run.config and len({str(other.config.get(name)) for other in peers}) > 1
-        ]
-        label = ", ".join([system, *rest])
-        twins = [other for other in peers if other is not run and _same(other, run)]
-        yield NamedRun(
-            run=run,
+        configs = [other.config for other in peers]
+        alike = [other.settings for other in peers if other.strategy == run.strategy]
+        words = _differing(run.settings, alike, run.settings)
+        words += _differing(run.config, configs, PART_OF_SYSTEM)
+        system = _timed_as(run, families) or ":".join([run.strategy, *words])
+        label = ", ".join([system, *_differing(run.config, configs, NAMED)])
+        names = ("strategy", "settings", *NAMED, *PART_OF_SYSTEM)
+        twins = [c for c in configs if all(c.get(name) == run.config.get(name) for name in names)]
+        yield replace(
+            run,
+            aim=aims.get(run.recipe),
             system=system,
             family=families.get(system, "ceiling" if run.strategy == CEILING else "ours"),
-            label=f"{label} ({run.folder.name})" if twins else label,
+            label=f"{label} ({run.folder.name})" if len(twins) > 1 else label,
         )
 
 
 def _timed_as(run: Run, systems: Iterable[str]) -> str | None:
     """The system of the benchmark that trained this run: the one that says most about its settings."""
     pairs = {f"{name}={value}".lower() for name, value in run.settings.items()}  # `true` is True
+    parts = {name: name.removeprefix(run.strategy) for name in systems if name.startswith(run.strategy)}
     fitting = [
         name
-        for name in systems
-        if name.split(":")[0] == run.strategy and pairs.issuperset(name.lower().split(":")[1:])
+        for name, rest in parts.items()
+        if not rest or (rest.startswith(":") and pairs.issuperset(rest[1:].lower().split(":")))
     ]
     return max(fitting, key=lambda name: name.count(":"), default=None)
 
 
-def _system(run: Run, peers: Sequence[Run]) -> str:
-    same = [other for other in peers if other.strategy == run.strategy]
-    words = [
-        f"{name}={value}"
-        for name, value in run.settings.items()
-        if len({str(other.settings.get(name)) for other in same}) > 1
-    ]
-    words += [
-        _words(name, run.config[name])
-        for name in PART_OF_SYSTEM
-        if name in run.config and len({str(other.config.get(name)) for other in peers}) > 1
-    ]
-    return ":".join([run.strategy, *words])
+def _differing(
+    own: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]], names: Iterable[str]
+) -> list[str]:
+    """The values in which `own` differs from any of the others, in words."""
+    differing = [n for n in names if n in own and len({str(other.get(n)) for other in all_of_them}) > 1]
+    return [count(own[n], "worker") if n == "workers" else f"{n}={own[n]}" for n in differing]
 
 
-def _same(one: Run, other: Run) -> bool:
-    names = ("strategy", "settings", *NAMED, *PART_OF_SYSTEM)
-    return all(one.config.get(name) == other.config.get(name) for name in names)
-
-
-def _words(name: str, value: object) -> str:
-    return count(value, "worker") if name == "workers" and isinstance(value, int) else f"{name}={value}"
-
-
-def timings_of(trainings: Sequence[NamedRun]) -> list[Timing]:
+def timings_of(runs: Iterable[Run]) -> list[Timing]:
     """The steps of whole runs, spread over runs of the same system; efficiency where the ceiling ran too."""
-    groups: dict[tuple[str, Cell], list[NamedRun]] = {}
-    for training in trainings:
-        if training.run.step_s > 0:
-            cell = Cell(training.run.recipe, None, training.run.world_size)
-            groups.setdefault((training.system, cell), []).append(training)
-    step_s = {key: Spread.of([t.run.step_s for t in group]) for key, group in groups.items()}
-    ceilings = {
-        cell: step_s[system, cell].median
-        for (system, cell), group in groups.items()
-        if group[0].family == "ceiling"
-    }
-    return [
-        Timing(
-            system=system,
-            family=group[0].family,
-            cell=cell,
-            step_s=step_s[system, cell],
-            efficiency=_efficiency(group, ceilings.get(cell)),
-            compute_s=_compute_s(group, ceilings.get(cell)),
-            exposed_s=None
-            if group[0].family == "rival"
-            else _mean([t.run.exposed_s_per_step for t in group]),
-            sent_bytes=_mean([t.run.sent_bytes_per_step for t in group]),
+    found = timings(
+        StepTimed(
+            system=run.system,
+            family=run.family,
+            workers=run.world_size,
+            rate_bits_per_s=None,
+            net=run.recipe,
+            turn=0,
+            step_s=run.per_step("train_s"),
+            compute_s=run.per_step("train_s") - run.per_step("exposed_s"),
+            exposed_s=None if run.family == "rival" else run.per_step("exposed_s"),
+            processor_s=None,
+            sent_bytes=run.per_step("sent_bytes"),
+            messages=None,
+            emulated=False,
+            unavailable=None,
         )
-        for (system, cell), group in groups.items()
+        for run in runs
+        if run.per_step("train_s") > 0
+    )
+    ceilings = {timing.cell: timing.median_s for timing in found if timing.family == "ceiling"}
+    # a rival does not report its waiting
+    return [
+        replace(t, compute_s=ceilings.get(t.cell, t.compute_s)) if t.family == "rival" else t for t in found
     ]
-
-
-def _compute_s(group: Sequence[NamedRun], ceiling_s: float | None) -> float:
-    """Of a rival, which does not tell its waiting, as much as the ceiling took."""
-    if group[0].family == "rival" and ceiling_s is not None:
-        return ceiling_s
-    return _mean([t.run.step_s - t.run.exposed_s_per_step for t in group])
-
-
-def _efficiency(group: Sequence[NamedRun], ceiling_s: float | None) -> Spread | None:
-    return None if ceiling_s is None else Spread.of([ceiling_s / t.run.step_s for t in group])
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)

@@ -1,0 +1,173 @@
+"""Word-level text: one long row of token numbers, and which worker reads which part of it.
+
+A sample is a piece of text; sample i+1 continues where sample i ends. In every batch of a stream a row is the
+piece after the one this row held in the batch before, so a model may carry its state from batch to batch.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.data.files import FETCH_AGAIN, content, first_file, named_folder
+from thinwire.errors import DataError, check
+
+MAX_WORDS = 10_000
+"""Size of the vocabulary: rarer words of the training text, and unknown ones, become `UNKNOWN`."""
+END_OF_LINE = "<eos>"
+UNKNOWN = "<unk>"
+_SUBFOLDERS = ("", "ptb", "wikitext-2")
+_HINT = (
+    "put ptb.train.txt and ptb.test.txt (or train.txt and test.txt of any text, words separated by spaces; "
+    "each plain or as .gz) into one folder and name it with --data DIR"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A training and a test text as numbers below `len(words)`; the words are those of the training text."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    words: tuple[str, ...]
+    """Token number to word, frequent ones first."""
+
+
+def find_tokens(folder: Path | None) -> tuple[Path, Path]:
+    """Return the training and the test text in `folder` or below it; DataError if one is missing."""
+    folder = named_folder(folder, "text", _HINT)
+    train, test = (first_file(folder, _SUBFOLDERS, _names(part)) for part in ("train", "test"))
+    if train and test:
+        return train, test
+    if train is None and test is None:
+        raise DataError(f"no text files in {folder}", hint=_HINT)
+    raise DataError(f"{folder} lacks ptb.{'test' if train else 'train'}.txt", hint=_HINT)
+
+
+def load_tokens(folder: Path | None) -> Tokens:
+    """Load both texts of `folder`; the end of each line is a token too."""
+    train, test = map(_words, find_tokens(folder))
+    common = [word for word, _ in Counter(train).most_common(MAX_WORDS)]  # the test text adds no words
+    if UNKNOWN not in common:
+        common = [*common[: MAX_WORDS - 1], UNKNOWN]
+    numbers = {word: number for number, word in enumerate(common)}
+    unknown = numbers[UNKNOWN]
+
+    def encoded(words: list[str]) -> NDArray[np.int64]:
+        return np.fromiter((numbers.get(word, unknown) for word in words), np.int64, len(words))
+
+    return Tokens(encoded(train), encoded(test), tuple(common))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        text = content(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in UTF-8: {error}", hint=FETCH_AGAIN) from error
+    words = text.replace("\n", f" {END_OF_LINE} ").split()
+    if len(words) < 2:
+        raise DataError(f"{path} holds no words", hint=_HINT)
+    return words
+
+
+def _names(part: str) -> list[str]:
+    stems = (f"ptb.{part}.txt", f"{part}.txt", f"wiki.{part}.tokens")
+    return [stem + suffix for stem in stems for suffix in ("", ".gz")]
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """This worker's rows of every epoch, as sample indices; the counterpart of `Shards` for text.
+
+    The samples are cut into as many streams of equal length as the global batch has rows, and each worker
+    owns `batch_size` of them. So the streams depend on the global batch size alone: two workers with 10 rows
+    each read what one worker with 20 rows reads. Samples left at the end, less than one a row, are not used.
+
+    >>> a, b = (Streams(num_samples=9, rank=r, world_size=2) for r in (0, 1))
+    >>> [batch.tolist() for batch in a.batches(1)], [batch.tolist() for batch in b.batches(1)]
+    ([[0], [1], [2], [3]], [[4], [5], [6], [7]])
+    """
+
+    num_samples: int
+    """Samples in the whole text."""
+    rank: int = 0
+    """This worker."""
+    world_size: int = 1
+    """Number of workers."""
+    epoch: int = 0
+    """The epoch that iteration goes through; all are alike."""
+    past: list[tuple[int, int]] = field(default_factory=list)
+    """Rows and batches read, for each earlier global batch size of this epoch."""
+    position: int = 0
+    """Samples of this epoch that all workers together have used since the last entry of `past`."""
+    _rows: int = 0
+    """Rows that `position` counts."""
+
+    def __post_init__(self) -> None:
+        check(self.world_size >= 1, "world_size", "at least 1", self.world_size)
+        check(0 <= self.rank < self.world_size, "rank", f"from 0 to {self.world_size - 1}", self.rank)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`."""
+        check(epoch >= 0, "epoch", "0 or more", epoch)
+        self.epoch, self.past, self.position = epoch, [], 0
+
+    def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this worker's batches left, one sample per row.
+
+        `position` advances as a batch is yielded: save after training on it.
+        """
+        table = self._table(batch_size)
+        done = self.position // len(table)
+        mine = table[self.rank * batch_size : (self.rank + 1) * batch_size]
+        for column in range(done, table.shape[1]):
+            self.position += len(table)
+            yield mine[:, column]
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return how many batches `batches` has left."""
+        rows, length = self._table(batch_size).shape
+        return int(length) - self.position // int(rows)
+
+    def _table(self, batch_size: int) -> NDArray[np.int64]:
+        """Return sample indices by row of the global batch and by batch."""
+        check(batch_size >= 1, "batch_size", "at least 1", batch_size)
+        rows = self.world_size * batch_size
+        # the global batch size has changed within the epoch: what is left is cut into other streams
+        if self.position and rows != self._rows:
+            self.past, self.position = [*self.past, (self._rows, self.position // self._rows)], 0
+        self._rows = rows
+        left = np.arange(self.num_samples)
+        for past_rows, num_done in self.past:
+            table = _cut(left, past_rows)
+            left = np.concatenate([table[:, num_done:].reshape(-1), left[table.size :]])
+        table = _cut(left, rows)
+        rule = f"at most {self.num_samples // self.world_size} (one sample a row)"
+        hint = "use fewer workers, a smaller batch or more text"
+        check(bool(table.size or self.past), "batch_size", rule, batch_size, hint=hint)
+        return table
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch; rank and world size are not part of it."""
+        done = self.position // self._rows if self._rows else 0
+        return {"epoch": self.epoch, "past": [*self.past, (self._rows, done)] if done else list(self.past)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved place. With the same global batch size each row continues its text; with
+        another, what is left of all rows is cut anew, so that nothing is read twice."""
+        self.set_epoch(state["epoch"])
+        past = [(int(rows), int(done)) for rows, done in state["past"]]
+        if past:
+            self.past, (self._rows, done) = past[:-1], past[-1]
+            self.position = self._rows * done
+
+
+def _cut(samples: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
+    length = len(samples) // rows
+    return samples[: rows * length].reshape(rows, length)
