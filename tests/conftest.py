@@ -57,5 +57,11 @@ def leaves_no_files() -> Iterator[None]:
     """Fail a test that writes into the folder it is run from."""
     before = set(os.listdir("."))
     yield
-    made = set(os.listdir(".")) - before - {".pytest_cache", ".hypothesis", ".mypy_cache", "runs"}
+    caches = {
+        ".pytest_cache",
+        ".hypothesis",
+        ".mypy_cache",
+        ".ruff_cache",
+    }  # of tools, started beside the tests
+    made = set(os.listdir(".")) - before - caches - {"runs"}
     assert not made, f"left in the working folder: {made}"

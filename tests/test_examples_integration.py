@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.scripts import run_script
+
 ROOT = Path(__file__).parents[1]
 SINGLE = ROOT / "examples" / "train_single.py"
 THINWIRE = ROOT / "examples" / "train_thinwire.py"
@@ -23,10 +25,15 @@ def changed_lines() -> list[str]:
     return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
 
 
-def printed(pattern: str, *arguments: str) -> list[float]:
-    """Run Python with these arguments; the numbers in its output that stand where the pattern says."""
+def numbers(pattern: str, outputs: list[str]) -> list[float]:
+    """The numbers that stand where the pattern says."""
+    return [float(number) for output in outputs for number in re.findall(pattern, output)]
+
+
+def run_torchrun(script: Path) -> str:
+    """What two workers have printed, started as the README says."""
     ran = subprocess.run(
-        [sys.executable, *arguments],
+        [sys.executable, *TORCHRUN, str(script)],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
@@ -35,7 +42,7 @@ def printed(pattern: str, *arguments: str) -> list[float]:
         check=False,
     )
     assert ran.returncode == 0, ran.stderr
-    return [float(number) for number in re.findall(pattern, ran.stdout)]
+    return ran.stdout
 
 
 def test_the_difference_is_four_lines_added() -> None:
@@ -50,9 +57,9 @@ def test_the_readme_shows_that_difference() -> None:
 @pytest.mark.processes
 def test_every_way_to_start_it_learns_the_same() -> None:
     accuracy = r"test accuracy ([\d.]+)%"
-    [single] = printed(accuracy, str(SINGLE))
-    world_of_one = printed(accuracy, str(THINWIRE))
-    two_workers = printed(accuracy, *TORCHRUN, str(THINWIRE))
+    [single] = numbers(accuracy, run_script(SINGLE))
+    world_of_one = numbers(accuracy, run_script(THINWIRE))
+    two_workers = numbers(accuracy, [run_torchrun(THINWIRE)])
 
     assert single >= 98
     assert world_of_one == [single]
@@ -63,5 +70,5 @@ def test_every_way_to_start_it_learns_the_same() -> None:
 
 @pytest.mark.processes
 def test_a_gan_learns_with_both_models_attached() -> None:
-    radii = printed(r"radius of the drawn circle ([\d.]+)", *TORCHRUN, str(GAN))
+    radii = numbers(r"radius of the drawn circle ([\d.]+)", run_script(GAN, workers=2))
     assert radii == pytest.approx([1, 1], abs=0.1)

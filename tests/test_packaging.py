@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 WITHOUT_TORCH = [
     "errors",
     "events",
-    "report.write",
+    "report.page",
     "strategies",
     "topology",
     "traffic",

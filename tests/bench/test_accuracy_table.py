@@ -10,12 +10,12 @@ import pytest
 from thinwire.bench.accuracy_table import NOT_RUN, missing_table, rows_of, table_of, target_of
 from thinwire.bench.config import QUICK, BenchConfig, run_folder
 from thinwire.events import Evaluated, EventWriter, Failed, Summary
-from thinwire.recipes.base import Target
+from thinwire.recipes.base import MetricTarget
 
 SYSTEMS = ("silent", "all-reduce", "ddp", "late", "absent", "broken")
 STUDY = QUICK.studies[0]
 CONFIG: BenchConfig = replace(QUICK, systems=SYSTEMS)
-ACCURACY = Target(metric="accuracy", value=0.97)
+ACCURACY = MetricTarget(metric="accuracy", value=0.97)
 
 
 def write_run(bench: Path, system: str, values: list[float], *, messages: int = 0, caution: str = "") -> None:
@@ -44,7 +44,7 @@ def write_run(bench: Path, system: str, values: list[float], *, messages: int = 
                 sent_bytes_per_step=240e3,
                 messages=messages,
                 exposed_share=0.5,
-                caution=caution,
+                advice=caution,
             )
         )
 
@@ -87,7 +87,7 @@ def test_bytes_nobody_counted_are_not_shown(tmp_path: Path) -> None:
 def test_the_target_is_one_that_exact_sgd_reaches() -> None:
     assert target_of(ACCURACY, 0.975).value == 0.97
     assert target_of(ACCURACY, 0.32).value == pytest.approx(0.3184)
-    perplexity = Target(metric="perplexity", value=100.0, higher_is_better=False)
+    perplexity = MetricTarget(metric="perplexity", value=100.0, higher_is_better=False)
     assert target_of(perplexity, 90.0).value == 100.0
     assert target_of(perplexity, 200.0).reached_by(200.0)
 

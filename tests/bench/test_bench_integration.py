@@ -10,8 +10,7 @@ import pytest
 
 from tests.lab.labs import needs_lab
 from thinwire.bench.config import QUICK, RUNS, BenchConfig, Study, run_folder
-from thinwire.bench.results import write_results
-from thinwire.bench.run import Setting, measure, prepare
+from thinwire.bench.run import BenchSetup, measure, prepare, write_results
 from thinwire.errors import ThinwireError
 from thinwire.events import Event, StepTimed, Summary, read_events
 
@@ -30,21 +29,21 @@ TINY: BenchConfig = replace(
 SYSTEMS = ["silent", "all-reduce", "gossip-grad:share=auto", "gtopk", "ddp", "absent"]
 
 
-def run(folder: Path, setting: Setting) -> list[StepTimed]:
+def run(folder: Path, setup: BenchSetup) -> list[StepTimed]:
     """Measure and make the tables; what was seen on the way is what is in the folder."""
     seen: list[Event] = []
     begun: list[str] = []
-    measure(folder, setting, lambda _, event: seen.append(event), lambda what, _: begun.append(what))
+    measure(folder, setup, lambda _, event: seen.append(event), lambda what, _: begun.append(what))
     assert begun == ["step time, 2 workers", "time to accuracy, digits-cnn"]
-    results = write_results(folder, setting)
+    results = write_results(folder, setup)
     records = [event.record for event in read_events(folder)]
     timed = [record for record in records if isinstance(record, StepTimed)]
     assert [event.record for event in seen if isinstance(event.record, StepTimed)] == timed
-    for table in (*results.step_time, *results.time_to_accuracy):
+    for table in (*results["Step time"], *results["Time to accuracy"]):
         assert [row[0].rstrip("*") for row in table.rows] == SYSTEMS
         assert table.rows[-1][1] == "not installed"
         assert "absent: not installed: pip install absent" in table.notes
-    said = [note for table in results.time_to_accuracy for note in table.notes]
+    said = [note for table in results["Time to accuracy"] for note in table.notes]
     assert sum(note.startswith("gtopk: GTopK with density=0.001 changes a parameter") for note in said) == 1
     names = {path.name for path in folder.iterdir()}
     assert {"bench.json", "events", RUNS, "step_time.md", "step_time.json"} <= names
@@ -60,9 +59,9 @@ def run(folder: Path, setting: Setting) -> list[StepTimed]:
 @pytest.mark.processes
 def test_over_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("thinwire.bench.run._no_lab", lambda: "no namespaces in this test")
-    setting = prepare(TINY, SYSTEMS)
-    assert not setting.shaped
-    silent, ours, gossip, _, ddp, absent = run(tmp_path, setting)
+    setup = prepare(TINY, SYSTEMS)
+    assert not setup.shaped
+    silent, ours, gossip, _, ddp, absent = run(tmp_path, setup)
     assert silent.step_s is not None
     assert silent.step_s >= 0.01
     assert (silent.rate_bits_per_s, silent.sent_bytes, ddp.sent_bytes) == (None, 0, None)
@@ -78,19 +77,21 @@ def test_over_loopback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.lab
 @needs_lab
 def test_what_was_measured_is_kept_when_a_worker_fails(tmp_path: Path) -> None:
-    setting = prepare(replace(TINY, rivals="tests.bench.failing_rivals"), ["silent", "failing"])
-    with pytest.raises(ThinwireError, match="the benchmark ended early: ValueError: on purpose"):
-        measure(tmp_path, setting, lambda *_: None, lambda *_: None)
-    results = write_results(tmp_path, setting)
-    assert [row[0].rstrip("*") for row in results.step_time[0].rows] == ["silent"]
+    setup = prepare(replace(TINY, rivals="tests.bench.failing_rivals"), ["silent", "failing"])
+    with pytest.raises(
+        ThinwireError, match=r"the benchmark ended early: worker . on .*: ValueError: on purpose"
+    ):
+        measure(tmp_path, setup, lambda *_: None, lambda *_: None)
+    results = write_results(tmp_path, setup)
+    assert [row[0].rstrip("*") for row in results["Step time"][0].rows] == ["silent"]
 
 
 @pytest.mark.lab
 @needs_lab
 def test_in_a_lab(tmp_path: Path) -> None:
-    setting = prepare(TINY, SYSTEMS)
-    assert setting.shaped
-    timed = run(tmp_path, setting)
+    setup = prepare(TINY, SYSTEMS)
+    assert setup.shaped
+    timed = run(tmp_path, setup)
     assert [record.rate_bits_per_s for record in timed[:: len(SYSTEMS)]] == [20e6, 100e6]
     by_name = {(record.system, record.rate_bits_per_s): record for record in timed}
     for system in ("all-reduce", "ddp"):

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common import ResultFile
 from thinwire.bench import config as configs
-from thinwire.bench.config import QUICK, STANDARD, Study
-from thinwire.bench.provenance import provenance
+from thinwire.bench.config import QUICK, STANDARD, Study, provenance
 from thinwire.errors import SettingError
 
 
@@ -48,3 +49,12 @@ def test_run_folders_have_plain_names(tmp_path: Path) -> None:
     study: Study = QUICK.studies[0]
     name = configs.run_folder(tmp_path, study, "all-reduce:overlap=forward").name
     assert name == "digits-cnn-all-reduce-overlap-forward"
+
+
+def test_a_result_is_saved_with_its_provenance_and_replaced_when_it_grows(tmp_path: Path) -> None:
+    file, other = ResultFile(tmp_path / "new", "x"), ResultFile(tmp_path / "new", "x")
+    assert file.save({"rows": 1}) == file.save({"rows": 2}) == file.path
+    content = json.loads((file.path or tmp_path).read_text())
+    assert content["rows"] == 2
+    assert content["begin"]["cores"] == content["end"]["cores"]
+    assert other.save({}) != file.path

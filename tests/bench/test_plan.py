@@ -1,4 +1,4 @@
-"""What is measured in which order, how many steps, and how long it takes: arithmetic."""
+"""The order of blocks, the number of steps, and the expected duration: arithmetic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ import pytest
 
 from thinwire.bench.config import QUICK, STANDARD, BenchConfig
 from thinwire.bench.plan import (
-    Cell,
     Outlook,
     block_s,
-    blocks_of,
     cells,
     exact_step_s,
     fits,
     num_steps,
+    rotated,
     turn_s,
+    whole_periods,
 )
+from thinwire.timings import GridCell
 
 ELEVEN = tuple(f"system{i}" for i in range(11))
 NET = "params=5e6,layers=16,forward=0.1,backward=0.2"
@@ -32,24 +33,16 @@ def test_every_system_has_a_block_in_every_cell() -> None:
     own = cells(config, 4, shaped=True)
     assert len(own) == len(set(own)) == 2 * 3
     for turn in (0, 1, 12):
-        blocks = blocks_of(config, own[0], turn)
-        assert sorted(block.system for block in blocks) == sorted(ELEVEN)
-        assert {(block.cell, block.turn) for block in blocks} == {(own[0], turn)}
+        assert sorted(rotated(config.systems, turn)) == sorted(ELEVEN)
 
 
 def test_every_turn_begins_with_another_system() -> None:
-    config = grid()
-    cell = Cell(4, 200e6, NET)
-    assert [blocks_of(config, cell, turn)[0].system for turn in (0, 1, 11)] == [
-        "system0",
-        "system1",
-        "system0",
-    ]
+    assert [rotated(ELEVEN, turn)[0] for turn in (0, 1, 11)] == ["system0", "system1", "system0"]
 
 
 def test_over_loopback_rates_make_no_cells() -> None:
     assert [cell.rate_bits_per_s for cell in cells(grid(), 4, shaped=False)] == [None, None]
-    assert exact_step_s(Cell(4, None, NET)) == pytest.approx(0.3)
+    assert exact_step_s(GridCell(4, None, NET)) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +60,13 @@ def test_steps_fill_the_time_in_whole_periods(period: int, settle_s: float, step
     assert num_steps(timed_s=2.0, period=period, settle_s=settle_s, compute_s=0.3) == steps
 
 
+@pytest.mark.parametrize("period", [1, 3, 8, 50])
+def test_a_block_covers_whole_periods(period: int) -> None:
+    for timed_s in (0.1, 1.0, 30.0):
+        assert num_steps(timed_s=timed_s, period=period, settle_s=0.5, compute_s=0.3) % period == 0
+    assert whole_periods(7, period) >= 7
+
+
 def test_the_first_turn_always_happens_and_more_of_a_cell_if_there_is_time() -> None:
     assert fits(turn=0, elapsed_s=1e9, took_s=0, allowed_s=100)
     assert fits(turn=1, elapsed_s=60, took_s=40, allowed_s=100)
@@ -75,7 +75,7 @@ def test_the_first_turn_always_happens_and_more_of_a_cell_if_there_is_time() -> 
 
 def test_the_reference_block_takes_as_long_as_it_did() -> None:
     """Measured on two cores: 29 s for a turn of five systems, three of them dense."""
-    assert 5 * block_s(Cell(8, 200e6, NET), timed_s=1.5) == pytest.approx(29, rel=0.15)
+    assert 5 * block_s(GridCell(8, 200e6, NET), timed_s=1.5) == pytest.approx(29, rel=0.15)
 
 
 def test_quick_fits_into_five_minutes_and_the_grid_into_an_hour() -> None:
@@ -92,10 +92,10 @@ def test_time_that_is_left_over_goes_to_those_who_come_later() -> None:
     config = grid()
     outlook = Outlook(config, True, 0.0)
     before = outlook.allowed_s(4)
-    outlook.spent(2, 10.0)
+    outlook.spent[2] = 10.0
     assert outlook.allowed_s(4) > before
     for workers in (4, 8):
-        outlook.spent(workers, 10.0)
+        outlook.spent[workers] = 10.0
     assert outlook.allowed_s(16) == pytest.approx(60 * config.minutes - 30 - 8)
-    outlook.spent(16, 60 * config.minutes)
+    outlook.spent[16] = 60 * config.minutes
     assert outlook.left_s() == 0

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.bench.records import timed
-from thinwire.bench.step_table import COLUMNS, FULL_NOTE, rows_of, tables_of
-from thinwire.bench.table import Table
-from thinwire.spread import Spread
+from thinwire.bench.step_table import COLUMNS, FULL_NOTE, Table, rows_of, tables_of
+from thinwire.timings import Spread
 
 SYSTEMS = ("silent", "all-reduce", "ddp", "absent")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,16 @@ import torch
 from torch.nn import Parameter
 
 from benchmarks.topk_systems import bucket_bytes_at_scale
-from thinwire.bench.systems import Ours, choose, family_of, find, load_rivals, ours, standard_names
+from thinwire.bench.systems import (
+    USUAL_PERIOD,
+    Ours,
+    choose,
+    family_of,
+    find,
+    load_rivals,
+    ours,
+    standard_names,
+)
 from thinwire.engine.buckets import make_buckets
 from thinwire.errors import SettingError
 from thinwire.lab.nets import Net, parse_net
@@ -23,7 +33,8 @@ def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_some_setting
     assert names[0] == "silent"
     assert {name.split(":")[0] for name in names} == set(registry.names())
     assert {"all-reduce", "all-reduce:overlap=forward"} <= set(names)
-    assert {"gossip-grad", "gossip-grad:share=auto", "gossip-grad:asynchronous=true"} <= set(names)
+    assert {"gossip-grad", "gossip-grad:share=auto"} <= set(names)
+    assert len(names) == len(set(names))
 
 
 def test_rivals_are_found_from_the_current_folder() -> None:
@@ -48,7 +59,7 @@ def test_elsewhere_there_are_none_unless_named(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(SettingError, match=r"a module with all_rivals\(\), got 'empty_rivals'"):
         load_rivals("empty_rivals")
     (tmp_path / "broken_rivals.py").write_text("import not_there_at_all")
-    with pytest.raises(ModuleNotFoundError, match="not_there_at_all"):
+    with pytest.raises(SettingError, match=r"cannot be imported.*not_there_at_all"):
         load_rivals("broken_rivals")
 
 
@@ -76,6 +87,18 @@ def test_ours_are_strategies_with_their_settings() -> None:
     ceiling = find("silent", {})
     assert isinstance(ceiling, Ours)
     assert (family_of(ceiling), ceiling.period, ceiling.available()) == ("ceiling", 1, None)
+    own = find("thinwire.strategies.all_reduce:AllReduce:overlap=none", {})
+    assert isinstance(own, Ours)
+    assert own.strategy == system.strategy
+
+
+def test_a_strategy_is_timed_over_whole_periods() -> None:
+    @dataclass(frozen=True, kw_only=True)
+    class EveryFifty(AllReduce):
+        period: int = 50
+
+    assert Ours("every-fifty", EveryFifty()).period == 50
+    assert ours("gossip-grad").period == USUAL_PERIOD
 
 
 @pytest.mark.parametrize("name", ["resnet50", "vgg16", "alexnet"])

@@ -20,7 +20,7 @@ def environment() -> dict[str, str]:
     """As a user has it, with the faulty recipes in reach; not that of a torchrun the tests may be in."""
     keep = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))
-    return {**keep, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200"}
+    return {**keep, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
 
 def thinwire(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.recipes.base import Recipe, Training
-from thinwire.recipes.digits_cnn import digits_cnn
+from thinwire.recipes.catalog import digits_cnn
 
 FAULTY_RANK = "1"
 FAULTY_CALL = 20

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.bench.records import NET, timed
-from thinwire.bench.run import Setting
+from thinwire.bench.run import BenchSetup
 from thinwire.cli import main
 from thinwire.events import EventWriter
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> list[Setting]:
+def setups(monkeypatch: pytest.MonkeyPatch) -> list[BenchSetup]:
     """Nothing is measured; what would have been is kept, and two blocks are written down."""
-    seen: list[Setting] = []
+    seen: list[BenchSetup] = []
 
-    def measure(folder: Path, setting: Setting, *_: object) -> None:
-        seen.append(setting)
+    def measure(folder: Path, setup: BenchSetup, *_: object) -> None:
+        seen.append(setup)
         with EventWriter(folder, 0) as events:
             events.write(timed("silent", step_s=0.3))
             events.write(timed("ddp", step_s=0.6, family="rival"))
@@ -39,19 +39,19 @@ def test_options_are_these_and_no_others(capsys: pytest.CaptureFixture[str]) -> 
         "--rivals",
         "--data",
         "--turns",
-        "--minutes",
+        "--time-limit",
         "--scale",
         "--out",
     ]
 
 
 def test_everything_reaches_the_configuration(
-    settings: list[Setting], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    setups: list[BenchSetup], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = f"bench --quick --workers 2,8 --rate 50mbit,1gbit --net {NET} --net resnet20 --scale 0.5 --turns 7"
-    line += f" --minutes 1.5 --systems ddp --data {tmp_path} --out {tmp_path / 'out'}"
+    line += f" --time-limit 90s --systems ddp --data {tmp_path} --out {tmp_path / 'out'}"
     assert main(line.split()) == 0
-    config = settings[0].config
+    config = setups[0].config
     assert (config.workers, config.rates_bits_per_s) == ((2, 8), (50e6, 1e9))
     assert (config.nets, config.scale, config.turns, config.minutes) == ((NET, "resnet20"), 0.5, 7, 1.5)
     assert config.systems == ("silent", "ddp")
@@ -64,7 +64,7 @@ def test_everything_reaches_the_configuration(
 
 
 def test_absent_rivals_and_data_are_told(
-    settings: list[Setting],
+    setups: list[BenchSetup],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -75,26 +75,29 @@ def test_absent_rivals_and_data_are_told(
     for text in (shown.out, shown.err):
         assert "not found: run from a checkout" in " ".join(text.split())
     assert "no data" in " ".join(shown.out.split())
-    assert set(settings[0].no_data) == {"mnist-cnn", "cifar-resnet20"}
+    assert set(setups[0].no_data) == {"mnist-cnn", "cifar-resnet20"}
     assert "Rivals: not found" in (tmp_path / "out" / "time_to_accuracy.md").read_text()
 
 
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        ("--workers two", "workers must be whole numbers, got 'two'"),
+        ("--workers two", "workers must be 64, 4,16 or 4..64, got 'two'"),
         ("--workers 1", "workers must be 2 to 64, got 1"),
         ("--rate fast", "rate must be a bandwidth, got 'fast'"),
         ("--net resnet51", "emulate must be one of"),
         ("--systems horovod", "systems must be among silent, all-reduce"),
         ("--rivals no.such", "rivals must be a module, got 'no.such'"),
+        ("--systems not_there:Mine", "strategy 'not_there:Mine' cannot be imported"),
+        ("--systems all-reduce:overlap", "strategy must be NAME or NAME:KEY=VALUE"),
+        ("--time-limit 45", "time limit must be a time, got '45'"),
         ("--turns 0", "turns must be at least 1, got 0"),
         ("--out pyproject.toml", "--out must be a folder that can be written to"),
     ],
 )
 def test_bad_input_is_told_before_anything_is_measured(
-    arguments: str, error: str, settings: list[Setting], capsys: pytest.CaptureFixture[str]
+    arguments: str, error: str, setups: list[BenchSetup], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *arguments.split()]) == 1
     assert f"error: {error}" in capsys.readouterr().err
-    assert settings == []
+    assert setups == []

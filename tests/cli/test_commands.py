@@ -29,7 +29,6 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
     options = [line.split()[0] for line in lines if line.strip().startswith("--")]
     assert options == [
         "--strategy",
-        "--set",
         "--workers",
         "--epochs",
         "--batch-size",
@@ -50,8 +49,16 @@ def test_strategies_are_listed_with_settings(capsys: pytest.CaptureFixture[str])
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
     assert all(f"{name}\n" in out for name in strategies.names())
-    assert "--set overlap=backward" in out
+    assert "    overlap=backward  " in out
     assert strategies.describe("all-reduce").settings[0].doc in out
+
+
+def test_one_strategy_is_described_by_name_or_class(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["strategies", "topk"]) == 0
+    known = capsys.readouterr().out
+    assert main(["strategies", "thinwire.strategies.topk:TopK"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == known.splitlines()[1:]
+    assert "gtopk" not in known
 
 
 def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,8 +78,16 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
             "strategy must be one of silent, all-reduce",
             "did you mean 'all-reduce'?",
         ),
-        ("train --set overlap=x", 1, "AllReduce.overlap must be ", ""),
-        ("train --set overlop=x", 1, "all-reduce has no setting 'overlop'", "it has overlap"),
+        ("train --strategy all-reduce:overlap=x", 1, "AllReduce.overlap must be ", ""),
+        ("train --strategy all-reduce:overlop=x", 1, "all-reduce has no setting 'overlop'", "it has overlap"),
+        ("train --strategy not_there:Mine", 1, "cannot be imported: no module 'not_there'", "PYTHONPATH"),
+        (
+            "train --strategy math:pi:x=1",
+            1,
+            "must be a dataclass derived from Strategy",
+            "docs/architecture.md",
+        ),
+        ("strategies thinwire.strategies.topk:TopKK", 1, "has no 'TopKK'", "did you mean 'TopK'?"),
         ("train digit-cnn", 1, "recipe must be one of digits-cnn, mnist-cnn", "did you mean 'digits-cnn'?"),
         ("train mnist-cnn", 1, "MNIST is not part of the package", "train-images-idx3-ubyte"),
         ("train mnist-cnn --data /not/there", 1, "the data folder /not/there does not exist", "--data DIR"),
@@ -80,9 +95,9 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         ("train --shuffle rings", 1, "shuffle must be one of 'dealt', 'own', 'ring', got 'rings'", ""),
         ("train --device gpu", 1, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'", ""),
         ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
-        ("train --resume", 1, "--resume needs --out: the folder of the run to go on with", ""),
+        ("train --resume", 1, "--resume needs --out: the folder of the run to resume", ""),
         ("train --save-every -1", 1, "save every must be 0 or more steps, got -1", ""),
-        ("train --set overlap", 2, "--set expects KEY=VALUE, got 'overlap'", "see `thinwire train --help`"),
+        ("train --strategy all-reduce:overlap", 1, "strategy must be NAME or NAME:KEY=VALUE", "for example"),
         ("train --worker 2", 2, "no such option: --worker", "see `thinwire train --help`"),
         ("train --workers two", 2, "'--workers'", "see `thinwire train --help`"),
         ("training", 2, "no such command 'training'", "see `thinwire --help`"),
@@ -128,15 +143,16 @@ def test_torchrun_needs_a_common_folder_and_its_own_number_of_workers(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["train", "--help"], ["strategies"], ["recipes"], ["--version"]]
+    "arguments",
+    ["--help", "train --help", "simulate --help", "bench --help", "lab run --help", "recipes"],
 )
-def test_quick_commands_do_not_import_torch(arguments: list[str]) -> None:
+def test_quick_commands_do_not_import_torch(arguments: str) -> None:
     code = (
         "import sys; from thinwire.cli import main; status = main(sys.argv[1:]); "
         "sys.exit(status or 'torch' in sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", code, *arguments.split()],
         env=environment(),
         capture_output=True,
         text=True,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main
-from thinwire.lab.job import Job, Outcome, WorkerEnd
+from thinwire.lab.run import Job, LabResult, WorkerExit
 
 
 @pytest.fixture
@@ -15,12 +15,12 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     """Labs are not made; what would have run in them is kept."""
     seen: list[Job] = []
 
-    def run(job: Job) -> Outcome:
+    def run(job: Job) -> LabResult:
         seen.append(job)
-        return Outcome(
+        return LabResult(
             exit_code=3,
             seconds=1.5,
-            workers=(WorkerEnd(host=0, exit_code=3, steps=7, scheduled=False),),
+            workers=(WorkerExit(host=0, exit_code=3, steps=7, scheduled=False),),
             counters=(),
             faults=(),
             warnings=("the processor was full",),
@@ -49,10 +49,8 @@ def test_everything_reaches_the_job(
 ) -> None:
     script = tmp_path / "train.py"
     script.touch()
-    line = (
-        "lab run --hosts 4 --rate 1gbit*2,100mbit*2 --sites 2+2 --uplink 50mbit --slow 3=0.5 --time-limit 60"
-    )
-    line += " --fault kill:host=1,step=20 --fault rejoin:host=1,after=9"
+    line = "lab run --hosts 4 --rate 1gbit*2,100mbit*2 --sites 2+2 --uplink 50mbit --slow 3=0.5"
+    line += " --time-limit 1min --fault kill:host=1,step=20 --fault rejoin:host=1,after=9s"
     line += " --emulate resnet20 --scale 0.1 --keep-going"
     assert main([*line.split(), "--", str(script), "--epochs", "3", "--", "x"]) == 3
     (job,) = jobs
@@ -87,6 +85,7 @@ def test_the_outcome_can_be_had_as_json(jobs: list[Job], capsys: pytest.CaptureF
         ("lab run --emulate resnet51 -- true", 1, "error: emulate must be one of 'alexnet', "),
         ("lab run --scale 0.1 -- true", 1, "error: scale must be used with --emulate, got 0.1"),
         ("lab run -- no/such.py", 1, "error: command must be a script that exists, got 'no/such.py'"),
+        ("lab run --time-limit 60 -- true", 1, "error: time limit must be a time, got '60'"),
         ("lab run", 2, "error: missing argument"),
         ("lab check --hosts 1", 1, "error: hosts must be 2 or more, got 1"),
         ("lab check --megabytes 0", 1, "error: megabytes must be between 1 and 1000, got 0.0"),

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main
-from thinwire.cli.simulate import parse_workers
 from thinwire.events import Summary, read_events
 
 
@@ -56,8 +55,9 @@ def test_sizes_alone(capsys: pytest.CaptureFixture[str]) -> None:
         ("--workers four", "workers must be 64, 4,16 or 4..64, got 'four'"),
         ("--workers 0", "workers must be from 1 to 100,000, got '0'"),
         ("--strategy all-reduce:overlap", "strategy must be NAME or NAME:KEY=VALUE:KEY=VALUE, got"),
+        ("--strategy not_there:Mine", "strategy 'not_there:Mine' cannot be imported: no module 'not_there'"),
         ("--strategy gosip", "strategy must be one of"),
-        ("--latency 3", "latency must be a time, got '3'\nhint: a number with us, ms, s or min"),
+        ("--latency 3", "latency must be a time, got '3'\nhint: a number with us, ms, s, min or h"),
         ("--compute fast", "compute must be a time, got 'fast'"),
         ("--slow 9=0.5", "slow must be a host from 0 to 3, got '9=0.5'"),
         ("--fault kill:host=9,step=1", "fault host must be 0 to 3, got 9"),
@@ -72,8 +72,3 @@ def test_wrong_input(
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", *words.split()]) == 1
     assert told in capsys.readouterr().err
-
-
-def test_numbers_of_workers() -> None:
-    assert parse_workers("4..100") == [4, 8, 16, 32, 64, 100]
-    assert parse_workers("3,5..10,5") == [3, 5, 10]

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from thinwire.cli.run import Outcome, explain, tell_death
-from thinwire.cli.state import RunState
 from thinwire.cli.train import summary
-from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, LiveView, numbers
+from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, live_view, numbers
 from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary, read_events
-from thinwire.recipes.launch import first_death
+from thinwire.recipes.follow import FinishedRun, RunState, explain
+from thinwire.recipes.launch import WorkerFailure
 
 
 def progress(step: int, *, loss: float = 0.5, instruments: dict[str, float] | None = None) -> Progress:
@@ -35,7 +34,7 @@ def progress(step: int, *, loss: float = 0.5, instruments: dict[str, float] | No
 def state_of(*records: tuple[int, Record]) -> RunState:
     state = RunState(2)
     for time, (rank, record) in enumerate(records):
-        state.apply(Event(float(time), rank, record))
+        state.apply([Event(float(time), rank, record)])
     return state
 
 
@@ -49,10 +48,7 @@ STARTED = RunStarted(config={}, versions={}, host="b", pid=42, world_size=2)
 
 def test_state_puts_workers_together() -> None:
     state = state_of((0, progress(40, loss=1.0)), (1, progress(20)), (1, progress(50)), (0, EVALUATED))
-    assert state.loss == 0.75
-    assert state.samples_per_s == 100
-    assert state.sent_bytes == 90_000
-    assert state.exposed_share == pytest.approx(0.25)
+    assert numbers(state) == "loss 0.7500  accuracy 95.1 %  100 samples/s  sent 90.0 kB  exposed 25%"
     assert state.done_share == 0.5
     assert state.left_s == pytest.approx(5.0)
 
@@ -60,23 +56,22 @@ def test_state_puts_workers_together() -> None:
 def test_what_a_strategy_tells_is_averaged_and_shown() -> None:
     told = [progress(10, instruments={"late_rounds": late, "share": 0.25}) for late in (1.0, 4.0)]
     state = state_of((0, told[0]), (1, told[1]))
-    assert state.instruments == {"late_rounds": 2.5, "share": 0.25}
     assert numbers(state).endswith("exposed 25%  late rounds 2.5  share 0.25")
 
 
 def test_state_speaks_for_workers_not_heard_of() -> None:
-    assert state_of((0, progress(10))).samples_per_s == 100
+    assert "100 samples/s" in numbers(state_of((0, progress(10))))
 
 
 def test_lines_come_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
     last = replace(EVALUATED, step=100, epoch=2, value=0.99)
-    with LineView("title", clock=lambda: now) as view:
-        for step in (0, 10, 20, 90, 99):
-            view.show(state_of(*[(rank, progress(step)) for rank in (0, 1) if step], (0, EVALUATED)))
-            now += LINE_EVERY_S / 2
-        for _ in range(2):
-            view.show(state_of((0, progress(100)), (0, last)))
+    view = LineView("title", clock=lambda: now)
+    for step in (0, 10, 20, 90, 99):
+        view.show(state_of(*[(rank, progress(step)) for rank in (0, 1) if step], (0, EVALUATED)))
+        now += LINE_EVERY_S / 2
+    for _ in range(2):
+        view.show(state_of((0, progress(100)), (0, last)))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.splitlines() == [
@@ -89,18 +84,18 @@ def test_lines_come_now_and_then_and_at_the_end(capsys: pytest.CaptureFixture[st
 
 def test_long_runs_get_no_more_lines_than_one_reads(capsys: pytest.CaptureFixture[str]) -> None:
     now = 0.0
-    with LineView("title", clock=lambda: now) as view:
-        for step in range(1, 101):
-            now += 36.0
-            view.show(state_of((0, replace(progress(step), train_s=now))))
+    view = LineView("title", clock=lambda: now)
+    for step in range(1, 101):
+        now += 36.0
+        view.show(state_of((0, replace(progress(step), train_s=now))))
     assert MAX_LINES <= len(capsys.readouterr().err.splitlines()) <= MAX_LINES + 2
 
 
 def test_live_view_shows_bar_and_numbers_without_colour() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, no_color=True, width=100)
-    with LiveView(console, "title") as view:
-        view.show(state_of((0, STARTED)))
-        view.show(state_of((0, progress(40)), (0, EVALUATED)))
+    with live_view(console, "title") as show:
+        show(state_of((0, STARTED)))
+        show(state_of((0, progress(40)), (0, EVALUATED)))
     assert isinstance(console.file, io.StringIO)
     shown = console.file.getvalue()
     assert "starting: 1 of 2 workers are up" in shown
@@ -113,21 +108,10 @@ def test_live_view_shows_bar_and_numbers_without_colour() -> None:
 
 def test_root_cause_is_the_first_failure_that_is_no_consequence(tmp_path: Path) -> None:
     state = state_of((0, LOST), (1, NAN))
-    assert state.root_cause == Event(1.0, 1, NAN)
-    error = explain(state, tmp_path / "log", 1)
+    assert state.root_cause == (1, NAN)
+    error = explain(tmp_path, state, 1)
     assert (error.message, error.hint) == ("worker 1 on b: the loss is nan", "slower")
-    assert state_of((0, LOST)).root_cause == Event(0.0, 0, LOST)
-
-
-DEATH = """
-------------------------------------------------------------
-Root Cause (first observed failure):
-[0]:
-  time      : 2026-01-01_00:00:00
-  host      : b
-  rank      : {rank} (local_rank: {rank})
-  exitcode  : {status} (pid: 42)
-"""
+    assert state_of((0, LOST)).root_cause == (0, LOST)
 
 
 @pytest.mark.parametrize(
@@ -140,31 +124,26 @@ Root Cause (first observed failure):
         (0, -15, [(1, NAN)], "worker 1 on b: the loss is nan", True),
     ],
 )
-def test_a_death_without_a_word_is_learned_from_the_launcher(
+def test_a_killed_worker_is_reported_by_the_launcher(
     rank: int, status: int, failures: list[tuple[int, Record]], words: str, told: bool, tmp_path: Path
 ) -> None:
-    log = tmp_path / "log"
-    log.write_text(DEATH.format(rank=rank, status=status))
     state = state_of((1, STARTED), *failures)
-    tell_death(tmp_path, state, log)
-    error = explain(state, log, 1)
+    error = explain(tmp_path, state, 1, WorkerFailure(rank, 42, status))
     assert error.message == words
     assert len(read_events(tmp_path)) == (0 if told else 1)
 
 
 def test_workers_that_never_came_up_are_explained_by_the_log(tmp_path: Path) -> None:
-    log = tmp_path / "log"
+    log = tmp_path / "workers.log"
     log.write_text("something\nNo module named torch\n\n")
-    error = explain(RunState(2), log, 1)
+    error = explain(tmp_path, RunState(2), 1)
     assert error.message == "the workers ended without a result (status 1): No module named torch"
     assert str(log) in error.hint
-    assert first_death(log) is None
-    assert first_death(tmp_path / "nowhere") is None
 
 
 def test_unexpected_errors_point_to_the_traceback(tmp_path: Path) -> None:
     failed = Failed(host="b", error="KeyError", message="'x'", expected=False)
-    error = explain(state_of((1, failed)), tmp_path / "log", 1)
+    error = explain(tmp_path, state_of((1, failed)), 1)
     assert error.message == "worker 1 on b: KeyError: 'x'"
     assert "traceback" in error.hint
 
@@ -189,7 +168,7 @@ def test_summary_is_readable() -> None:
         messages=10,
         exposed_share=0.604,
     )
-    assert summary(Outcome(result, 75.0, Path("runs/x"))).splitlines() == [
+    assert summary(FinishedRun(result, 75.0, Path("runs/x"))).splitlines() == [
         "accuracy  98.6 % (target 97 %: reached)",
         "time      1 min 15 s, of which training 12 s",
         "speed     2,346 samples/s with 4 workers",

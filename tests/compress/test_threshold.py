@@ -147,9 +147,9 @@ def test_it_goes_on_where_it_was_saved() -> None:
     thresholds = new_threshold(model.residuals)
     for _ in range(5):
         model.step(thresholds, 0.01)
-    loaded = load(new_threshold(model.residuals), dump(thresholds))
+    loaded = load(new_threshold(model.residuals), dump(thresholds, set()))
     gradient = model.gradient(0)
     assert loaded.before(0, gradient, model.residuals[0], 0.01) == thresholds.before(
         0, gradient, model.residuals[0], 0.01
     )
-    assert dump(loaded) == dump(thresholds)
+    assert dump(loaded, set()) == dump(thresholds, set())

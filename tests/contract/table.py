@@ -12,7 +12,6 @@ STRATEGIES: list[Strategy] = [
     tw.AllReduce(overlap="forward"),
     tw.GossipGraD(),
     tw.GossipGraD(rotate=None, exchange="weights+momentum", payload="bf16", average_every=4),
-    tw.GossipGraD(exchange="gradients", average_every=4),
     tw.GossipGraD(payload="int8", share=0.3),
     tw.TopK(density=0.05),
     tw.GTopK(density=0.05, warmup_steps=2),
@@ -20,8 +19,9 @@ STRATEGIES: list[Strategy] = [
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),
-    tw.GossipGraD(asynchronous=True, payload="bf16", share=0.5),
+    tw.StochasticGradientPush(),
+    tw.StochasticGradientPush(payload="bf16", share=0.5),
 ]
-"""Those that do what the time allows, so that no two runs are alike and bytes are only stated as a limit."""
+"""Strategies whose messages depend on time, so that no two runs are alike."""
 EXACT: list[Strategy] = [s for s in STRATEGIES if isinstance(s, tw.AllReduce)]
-"""Those that must give what one worker with the whole batch gets."""
+"""Strategies that must give what one worker with the whole batch gets."""

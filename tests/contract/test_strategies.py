@@ -17,21 +17,30 @@ from tests.contract.training import (
     BATCH,
     BUCKET_BYTES,
     STEPS,
+    Outcome,
     batch,
     model_and_optimizer,
+    played_traffic,
     step_once,
     train,
 )
+from tests.exact.compare import once
 from tests.worlds import run_threads
 from thinwire.errors import DataError, PeerLost
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
-from thinwire.wire.base import Wire
-from thinwire.wire.threads import ThreadWire, ThreadWorld
+from thinwire.wire.base import Lane
+from thinwire.wire.local import LocalLane, LocalWorld
 
 every_strategy = pytest.mark.parametrize("strategy", STRATEGIES + BY_THE_CLOCK, ids=repr)
 every_repeatable = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 every_world = pytest.mark.parametrize("world_size", [2, 3, 4])
+
+
+@once
+def trained(strategy: Strategy, world_size: int) -> list[Outcome]:
+    """One training in threads, which several tests look at."""
+    return run_threads(world_size, lambda lane: train(strategy, lane))
 
 
 @every_strategy
@@ -49,21 +58,22 @@ def test_a_world_of_one_trains_like_plain_torch_and_sends_nothing(strategy: Stra
     model, optimizer = model_and_optimizer()
     losses = [step_once(model, optimizer, step, 0) for step in range(STEPS)]
     assert outcome.losses == losses
-    assert outcome.counted == outcome.stated == Traffic()
+    assert outcome.counted == Traffic()
+    assert played_traffic(strategy, 1) == [Traffic()]
 
 
 @every_repeatable
 @every_world
-def test_stated_rounds_are_counted_bytes(strategy: Strategy, world_size: int) -> None:
-    for outcome in run_threads(world_size, lambda wire: train(strategy, wire)):
-        assert outcome.counted == outcome.stated
+def test_traffic_played_from_sizes_is_what_is_counted(strategy: Strategy, world_size: int) -> None:
+    counted = [outcome.counted for outcome in trained(strategy, world_size)]
+    assert counted == played_traffic(strategy, world_size)
 
 
 @every_repeatable
 @every_world
 def test_same_seed_same_bits(strategy: Strategy, world_size: int) -> None:
-    first, second = (run_threads(world_size, lambda wire: train(strategy, wire)) for _ in range(2))
-    for a, b in zip(first, second, strict=True):
+    again = run_threads(world_size, lambda lane: train(strategy, lane))
+    for a, b in zip(trained(strategy, world_size), again, strict=True):
         assert a.losses == b.losses
         assert all(torch.equal(x, y) for x, y in zip(a.weights, b.weights, strict=True))
 
@@ -71,14 +81,14 @@ def test_same_seed_same_bits(strategy: Strategy, world_size: int) -> None:
 @every_strategy
 @every_world
 def test_replicas_agree_where_promised(strategy: Strategy, world_size: int) -> None:
-    outcomes = run_threads(world_size, lambda wire: train(strategy, wire))
+    outcomes = trained(strategy, world_size)
     same = all(
         torch.equal(x, y) for o in outcomes for x, y in zip(o.weights, outcomes[0].weights, strict=True)
     )
     if strategy.replicas_agree:
         assert same
         assert outcomes[0].distance < 1e-12
-    elif world_size > 2:  # two that settle by a swap have the same mean
+    elif world_size > 2:  # two that synchronize by a swap have the same mean
         assert not same
         assert outcomes[0].distance > 1e-12
 
@@ -86,7 +96,7 @@ def test_replicas_agree_where_promised(strategy: Strategy, world_size: int) -> N
 @pytest.mark.parametrize("strategy", EXACT, ids=repr)
 @every_world
 def test_exact_strategies_equal_one_worker_with_the_whole_batch(strategy: Strategy, world_size: int) -> None:
-    outcomes = run_threads(world_size, lambda wire: train(strategy, wire))
+    outcomes = trained(strategy, world_size)
     model, optimizer = model_and_optimizer()
     for step in range(STEPS):
         parts = [batch(step, rank) for rank in range(world_size)]
@@ -103,12 +113,12 @@ def test_exact_strategies_equal_one_worker_with_the_whole_batch(strategy: Strate
 def test_state_survives_save_and_load(strategy: Strategy) -> None:
     """Half, save, start anew, load, second half: the same bits as when it saves and goes on."""
 
-    def half_way(wire: ThreadWire, *, stops: bool) -> list[Any]:
+    def half_way(base: LocalLane, *, stops: bool) -> list[Any]:
         halves = [range(3), range(3, STEPS)]
         saved: dict[str, Any] = {}
         while halves:
             model, optimizer = model_and_optimizer()
-            lane = wire.lane(str(len(halves)))
+            lane = base.lane(str(len(halves)))
             with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:
                 if saved:
                     model.load_state_dict(saved["model"])
@@ -154,12 +164,12 @@ def test_hooks_are_gone_after_detach(strategy: Strategy) -> None:
 
 @every_strategy
 def test_a_peer_lost_in_the_middle_raises_and_never_hangs(strategy: Strategy) -> None:
-    world, errors = ThreadWorld(3), []
+    world, errors = LocalWorld(3), []
 
-    def survivor(wire: Wire) -> None:
+    def survivor(lane: Lane) -> None:
         model, optimizer = model_and_optimizer()
         try:
-            with tw.attach(model, optimizer, strategy, process_group=wire, timeout_s=30) as link:
+            with tw.attach(model, optimizer, strategy, process_group=lane, timeout_s=30) as link:
                 for step in range(1000):
                     if link.rank == 1 and step == 5:
                         raise RuntimeError("out of luck")
@@ -167,11 +177,11 @@ def test_a_peer_lost_in_the_middle_raises_and_never_hangs(strategy: Strategy) ->
         except (PeerLost, RuntimeError) as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=survivor, args=(world.wire(r),)) for r in range(3)]
+    threads = [threading.Thread(target=survivor, args=(world.lane(r),)) for r in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
     lost = [error for error in errors if isinstance(error, PeerLost)]
     assert len(lost) == 2
@@ -179,12 +189,12 @@ def test_a_peer_lost_in_the_middle_raises_and_never_hangs(strategy: Strategy) ->
 
 
 def test_silent_sends_nothing_even_with_buffers() -> None:
-    def worker(wire: ThreadWire) -> int:
+    def worker(lane: LocalLane) -> int:
         model = torch.nn.Sequential(torch.nn.Linear(8, 4), torch.nn.BatchNorm1d(4)).double()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with tw.attach(model, optimizer, tw.Silent(), process_group=wire) as link:
+        with tw.attach(model, optimizer, tw.Silent(), process_group=lane) as link:
             for step in range(3):
-                model(batch(step, wire.rank)[0]).sum().backward()
+                model(batch(step, lane.rank)[0]).sum().backward()
                 optimizer.step()
             return link.stats.sent_bytes
 

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import thinwire as tw
+from thinwire.simulate import sizes
 from thinwire.strategies.base import Strategy
-from thinwire.traffic import Cluster, Traffic, total
-from thinwire.wire.base import Wire
+from thinwire.traffic import Traffic
+from thinwire.wire.base import Lane
 
 BATCH, STEPS = 4, 6
 BUCKET_BYTES = 256  # several buckets even for this small model
+make_optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
 
 
 @dataclass
@@ -22,9 +25,7 @@ class Outcome:
     weights: list[Tensor]
     losses: list[float]
     counted: Traffic
-    """Bytes and messages of the strategy's own wire, as counted."""
-    stated: Traffic
-    """The same, as the strategy states them from sizes alone."""
+    """The strategy's own traffic, as counted."""
     state: dict[str, Any]
     distance: float
 
@@ -35,7 +36,7 @@ def model_and_optimizer(seed: int = 0) -> tuple[nn.Module, torch.optim.Optimizer
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * 0.3)
-    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    return model, make_optimizer(model.parameters())
 
 
 def batch(step: int, rank: int) -> tuple[Tensor, Tensor]:
@@ -53,24 +54,30 @@ def step_once(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, ran
     return float(loss.detach())
 
 
-def train(strategy: Strategy, wire: Wire | None, steps: int = STEPS) -> Outcome:
-    """Train for some steps and report; `wire` None: whatever world the process is in."""
-    model, optimizer = model_and_optimizer(seed=wire.rank if wire else 0)  # attach makes them alike
+def train(strategy: Strategy, lane: Lane | None, steps: int = STEPS) -> Outcome:
+    """Train for some steps and report; `lane` None: in whatever world the process is."""
+    model, optimizer = model_and_optimizer(seed=lane.rank if lane else 0)  # attach makes them alike
     with tw.attach(
-        model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES, buffers="local"
+        model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES, buffers="local"
     ) as link:
         losses = [step_once(model, optimizer, step, link.rank) for step in range(steps)]
-        link.settle()
-        counted, sizes = link._talk.meter.traffic, link.sizes
+        link.synchronize()
+        counted = link._core.meter.traffic
         assert link.stats.steps == steps
         distance, state = link.consensus_distance(), link.state_dict()
-    cluster = Cluster(world_size=link.world_size)
-    rounds = [each for step in range(steps) for each in strategy.rounds(sizes, cluster, step)]
-    stated = total(rounds, rank=link.rank, world_size=link.world_size)
     weights = [p.detach().clone() for p in model.parameters()]
-    return Outcome(weights, losses, counted, stated, state, distance)
+    return Outcome(weights, losses, counted, state, distance)
 
 
-def train_in_process(strategy: Strategy) -> tuple[list[Tensor], Traffic, Traffic]:
-    outcome = train(strategy, None)
-    return outcome.weights, outcome.counted, outcome.stated
+def played_traffic(strategy: Strategy, world_size: int) -> list[Traffic]:
+    """The traffic of the same training by worker, played with sizes alone."""
+    shapes = [tuple(p.shape) for p in model_and_optimizer()[0].parameters()]
+    return sizes.traffic(
+        shapes,
+        world_size,
+        strategy,
+        steps=STEPS,
+        bucket_bytes=BUCKET_BYTES,
+        dtype=torch.float64,
+        make_optimizer=make_optimizer,
+    )

@@ -61,7 +61,7 @@ LABELS = np.zeros(2, np.uint8)
         ({"x_train": IMAGES, "y_train": LABELS, "x_test": IMAGES}, "lacks y_test; it holds"),
         ({"x_train": IMAGES.astype(np.float32)}, "images as float32"),
         ({"x_train": IMAGES[:, :16]}, "not as bytes n x 32 x 32 x 3"),
-        ({"y_train": LABELS[:1]}, "2 images but 1 labels"),
+        ({"y_train": LABELS[:1]}, "holds 1 labels, not 2"),
         ({"y_test": LABELS + 10}, "labels from 0 to 9"),
         ({"y_test": np.array([object(), object()])}, "no .npz file of plain arrays"),
     ],

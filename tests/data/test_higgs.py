@@ -27,8 +27,8 @@ def test_features_are_scaled_by_the_training_part(tmp_path: Path) -> None:
     [
         ("x_train", np.zeros((40, 27), np.float32), "not as n x 28 numbers"),
         ("x_test", np.full((20, 28), np.nan, np.float32), "NaN or infinity"),
-        ("y_train", np.zeros(39, np.uint8), "40 rows but 39 labels"),
-        ("y_train", np.full(40, 2, np.uint8), "labels 0 and 1"),
+        ("y_train", np.zeros(39, np.uint8), "holds 39 labels, not 40"),
+        ("y_train", np.full(40, 2, np.uint8), "labels from 0 to 1"),
     ],
 )
 def test_wrong_arrays_are_refused(tmp_path: Path, name: str, value: np.ndarray, words: str) -> None:

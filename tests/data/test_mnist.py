@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from thinwire.data import load_mnist
-from thinwire.data.idx import read_idx
+from thinwire.data.images import load_mnist, read_idx
 from thinwire.errors import DataError
 
 NAMES = (

@@ -20,7 +20,7 @@ from tests.worlds import run_threads
 from thinwire.data import ShuffleRing, ring
 from thinwire.data.ring import Remainder
 from thinwire.errors import DataError, PeerDiffers, PeerLost, SettingError, UsageError
-from thinwire.wire.base import Wire
+from thinwire.wire.base import Lane
 
 WORLDS = [
     pytest.param([24], id="1"),
@@ -335,9 +335,9 @@ def test_wrong_settings_and_states_are_refused() -> None:
 
 
 def test_a_ring_ends_with_its_link() -> None:
-    def work(wire: Wire) -> None:
+    def work(lane: Lane) -> None:
         rings: list[ShuffleRing] = []
-        with_link(lambda link: rings.append(ShuffleRing(torch.zeros(8), link=link)), wire)
+        with_link(lambda link: rings.append(ShuffleRing(torch.zeros(8), link=link)), lane)
         with pytest.raises(UsageError, match="the link was detached\nhint: do it inside `with attach"):
             next(rings[0].batches(2))
 

@@ -14,8 +14,9 @@ import thinwire as tw
 from tests.worlds import run_threads
 from thinwire.data import Shards
 from thinwire.engine.checkpoint import Checkpoint, Saved
-from thinwire.strategies.base import Bucket, Gradients, Strategy
-from thinwire.wire.base import Wire
+from thinwire.strategies.base import Bucket, Strategy
+from thinwire.wire.base import Lane
+from thinwire.wire.wire import Wire
 
 
 @dataclass(slots=True)
@@ -32,14 +33,10 @@ class Half(Strategy):
     def replicas_agree(self) -> bool:
         return True
 
-    @property
-    def conserved(self) -> tuple[str, ...]:
-        return ("residuals",)
-
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Leftover:
-        return Leftover([torch.zeros_like(bucket.gradient[: bucket.exact_from]) for bucket in buckets])
+        return Leftover([bucket.zeros("residual", on_resize="sum", part="large") for bucket in buckets])
 
-    async def reduce(self, bucket: Gradients, state: Leftover, wire: Wire) -> None:
+    async def reduce(self, bucket: Bucket, state: Leftover, wire: Wire) -> None:
         lossy, residual = bucket.gradient[: bucket.exact_from], state.residuals[bucket.index]
         residual += lossy
         lossy.copy_(residual).div_(2)
@@ -53,7 +50,7 @@ class Half(Strategy):
 class Alone(Strategy):
     """Workers train apart, so their models differ."""
 
-    async def reduce(self, bucket: Gradients, state: Any, wire: Wire) -> None:
+    async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
         return
 
 
@@ -63,6 +60,7 @@ class Trained:
 
     weights: list[Tensor]
     residuals: list[Tensor]
+    """By parameter."""
     buffers: list[Tensor]
     saved: Saved | None
     loss: float
@@ -80,7 +78,7 @@ class Job:
     settings: tuple[tuple[str, object], ...] = ()
     load: bool = True
 
-    def __call__(self, wire: Wire) -> Trained:
+    def __call__(self, lane: Lane) -> Trained:
         """As one worker of a world of threads."""
         generator = torch.Generator().manual_seed(1)
         data = torch.randn(96, 4, generator=generator)
@@ -90,10 +88,10 @@ class Job:
                 parameter.copy_(torch.randn(parameter.shape, generator=generator))
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
-        shards = Shards(num_samples=96, rank=wire.rank, world_size=wire.world_size)
+        shards = Shards(num_samples=96, rank=lane.rank, world_size=lane.world_size)
         saved, loss, residuals = None, 0.0, list[Tensor]()
         with (
-            tw.attach(model, optimizer, self.strategy, process_group=wire, buffers="local") as link,
+            tw.attach(model, optimizer, self.strategy, process_group=lane, buffers="local") as link,
             Checkpoint(
                 self.folder,
                 link=link,
@@ -117,8 +115,8 @@ class Job:
                 loss = float(value.detach())
                 if step in self.save_at:
                     checkpoint.save(step)
-            state = link.state_dict()["state"]
-            residuals = state.get("residuals", []) if state else []
+            by_parameter = link.state_dict()["leaves"].get("residual", {})
+            residuals = [residual.flatten() for residual in by_parameter.values()]
         weights = [p.detach().clone() for p in model.parameters()]
         return Trained(weights, residuals, [b.clone() for b in model.buffers()], saved, loss)
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thinwire.engine.buckets import Item, ParameterBucket, make_buckets, plan
+from thinwire.engine.buckets import Item, ParameterBucket, TrainingContext, make_buckets, plan, small_numel
 from thinwire.errors import UsageError
 
 items = st.lists(st.builds(Item, st.integers(0, 5 << 20), st.sampled_from(["fp32", "bf16"])), max_size=40)
@@ -38,6 +40,11 @@ def test_only_the_first_bucket_may_have_a_limit_of_its_own() -> None:
     assert [len(bucket) for bucket in plan(items, 1 << 20, 3 << 20)] == [1] * 8
 
 
+def bucket_of(parameters: list[nn.Parameter], small: int = 0, **context: int) -> ParameterBucket:
+    names = [f"p{number}" for number in range(len(parameters))]
+    return ParameterBucket(0, names, parameters, small, TrainingContext(**context))
+
+
 shapes = st.lists(st.lists(st.integers(1, 4), max_size=3), min_size=1, max_size=6)
 
 
@@ -48,7 +55,7 @@ def test_gradients_go_in_and_out_unchanged(shapes: list[list[int]], dtype: torch
     grads = [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad.clone()
-    bucket = ParameterBucket(0, [str(i) for i in range(len(shapes))], parameters)
+    bucket = bucket_of(parameters, small=5)
     bucket.gather_(1.0)
     for parameter in parameters:
         assert parameter.grad is not None
@@ -61,13 +68,19 @@ def test_gradients_go_in_and_out_unchanged(shapes: list[list[int]], dtype: torch
 def test_parameters_are_read_written_and_added_to(shapes: list[list[int]], seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     parameters = [nn.Parameter(torch.randn(shape, generator=generator)) for shape in shapes]
-    bucket = ParameterBucket(0, ["p"] * len(shapes), parameters)
+    bucket = bucket_of(parameters)
     before = bucket.read()
     change = torch.randn(bucket.num_parameters, generator=generator)
     bucket.add_(change, 0.5)
     torch.testing.assert_close(bucket.read(), before + 0.5 * change)
     bucket.write_(before)
     assert torch.equal(bucket.read(), before)
+    bucket.lerp_(change, 0.25)
+    torch.testing.assert_close(bucket.read(), before.lerp(change, 0.25))
+    weights = torch.rand(bucket.num_parameters, generator=generator)
+    bucket.write_(before)
+    bucket.lerp_(change, weights)
+    torch.testing.assert_close(bucket.read(), before.lerp(change, weights))
 
 
 def test_small_tensors_and_bookkeeping_come_last() -> None:
@@ -78,10 +91,49 @@ def test_small_tensors_and_bookkeeping_come_last() -> None:
     assert bucket.gradient.numel() == 6 + 2 + 2 + 2
 
 
+def test_small_is_a_matter_of_size_and_not_of_shape() -> None:
+    model = nn.ParameterDict(
+        {"vector": torch.zeros(1000), "table": torch.zeros(4, 4), "bias": torch.zeros(40)}
+    )
+    named = list(model.named_parameters())
+    assert small_numel(model.parameters()) == 32
+    (bucket,) = make_buckets(named, 1 << 20)
+    assert bucket.names == ["vector", "bias", "table"]
+    assert bucket.exact_from == 1040
+    assert [bucket.name_at(place) for place in (0, 999, 1000, 1040)] == ["vector", "vector", "bias", "table"]
+
+
+def test_state_by_parameter_covers_all_or_the_large_ones() -> None:
+    large, small = nn.Parameter(torch.ones(2, 3).bfloat16()), nn.Parameter(torch.ones(2).bfloat16())
+    bucket = bucket_of([small, large], small=2)
+    everything = bucket.zeros("sum", on_resize="mean")
+    some = bucket.zeros("residual", on_resize="sum", part="large")
+    kept = bucket.keep("centre", bucket.read(), on_resize="same")
+    assert everything.dtype == some.dtype == torch.float32, "half precision is too little to add up in"
+    assert kept.dtype == torch.bfloat16
+    assert [data.numel() for data in (everything, some, kept)] == [8, 6, 8]
+    assert {name: (leaf.on_resize, leaf.names) for name, leaf in bucket.leaves.items()} == {
+        "sum": ("mean", ["p1", "p0"]),
+        "residual": ("sum", ["p1"]),
+        "centre": ("same", ["p1", "p0"]),
+    }
+    parts = dict(bucket.leaves["centre"].parts())
+    assert parts["p1"].shape == (2, 3)
+    assert parts["p0"].data_ptr() == kept[6:].data_ptr()
+
+
+def test_parameters_are_written_in_the_training_thread_only() -> None:
+    bucket = bucket_of([nn.Parameter(torch.zeros(2))], thread=threading.get_ident() + 1)
+    for write in (bucket.write_, bucket.add_, lambda data: bucket.lerp_(data, 0.5)):
+        with pytest.raises(UsageError, match="outside the training thread"):
+            write(torch.ones(2))
+    assert not bucket.read().any()
+
+
 def test_a_parameter_nobody_used_keeps_having_no_gradient() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     used.grad = torch.ones(2)
-    bucket = ParameterBucket(0, ["used", "unused"], [used, unused])
+    bucket = bucket_of([used, unused])
     bucket.gather_(1.0)
     bucket.scatter_()
     assert unused.grad is None
@@ -91,7 +143,7 @@ def test_channels_last_gradients_survive() -> None:
     parameter = nn.Parameter(torch.zeros(2, 3, 4, 5))
     grad = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     parameter.grad = grad.clone(memory_format=torch.preserve_format)
-    bucket = ParameterBucket(0, ["p"], [parameter])
+    bucket = bucket_of([parameter])
     bucket.gather_(1.0)
     parameter.grad.zero_()
     bucket.scatter_()

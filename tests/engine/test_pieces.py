@@ -5,26 +5,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
-from torch import Tensor
+from torch.nn import Parameter
 
+from thinwire.engine.buckets import make_buckets
 from thinwire.engine.driver import Task
-from thinwire.engine.pieces import FIRST_AGREEMENT, Piece, Pieces
+from thinwire.engine.pieces import FIRST_AGREEMENT, Pieces
 from thinwire.engine.reducer import Launcher
 from thinwire.strategies.base import Gradients
-from thinwire.wire.base import Work
+from thinwire.wire.work import Work
 
 PIECE_BYTES = 400
+"""A quarter of each bucket."""
 BACKWARD_S = 0.1
-
-
-@dataclass
-class _Bucket:
-    index: int
-    gradient: Tensor
 
 
 @dataclass
@@ -39,14 +35,14 @@ class _SlowWire:
     _under_way: deque[tuple[float, Work]] = field(default_factory=deque)
     _soon: deque[Callable[[], None]] = field(default_factory=deque)
 
-    def reduce(self, bucket: Gradients) -> Task:
+    def reduce(self, bucket: Gradients, place: int) -> Task:
         work = Work()
-        self.sent.append(cast(Piece, bucket).index)
+        self.sent.append(place)
         self._free_s = max(self._free_s, self.now_s) + self.piece_s
         self._under_way.append((self._free_s, work))
         return cast(Task, work)
 
-    def soon(self, call: Callable[[], None]) -> None:
+    def background(self, call: Callable[[], None]) -> None:
         self._soon.append(call)
 
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -82,7 +78,10 @@ def wire() -> _SlowWire:
 
 @pytest.fixture
 def pieces(wire: _SlowWire) -> Pieces:
-    buckets: Any = [_Bucket(n, torch.zeros(400)) for n in range(4)]
+    named = [
+        (f"p{n}", Parameter(torch.zeros(397))) for n in range(4)
+    ]  # and three numbers of bookkeeping each
+    buckets = make_buckets(named, bucket_bytes=1)
     return Pieces(buckets, PIECE_BYTES, cast(Launcher, wire), clock=lambda: wire.now_s)
 
 

@@ -24,7 +24,7 @@ import thinwire as tw
 from tests.exact.compare import Arrays
 from tests.worlds import run_threads
 from thinwire.strategies.base import Overlap
-from thinwire.wire.threads import ThreadWire
+from thinwire.wire.local import LocalLane
 
 BUCKET_BYTES = 200
 """Several buckets even for the small net."""
@@ -51,7 +51,7 @@ class NoLink:
     def weight(self, num_samples: float) -> None:
         pass
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         pass
 
     def detach(self) -> None:
@@ -71,7 +71,7 @@ class NoLink:
 class Place:
     """One worker's place in a world."""
 
-    world: Literal["alone", "process"] | ThreadWire
+    world: Literal["alone", "process"] | LocalLane
     overlap: Overlap = "backward"
 
     @property
@@ -93,9 +93,9 @@ class Place:
         if self.world == "alone":
             return NoLink(model)
         strategy = settings.pop("strategy", tw.AllReduce(overlap=self.overlap))
-        wire = self.world.lane(lane) if isinstance(self.world, ThreadWire) else None
+        own = self.world.lane(lane) if isinstance(self.world, LocalLane) else None
         settings = {"bucket_bytes": BUCKET_BYTES, **settings}
-        return tw.attach(model, optimizer, strategy, process_group=wire, **settings)
+        return tw.attach(model, optimizer, strategy, process_group=own, **settings)
 
     def part(self, step: int) -> Sample:
         """This worker's equal part of a step's batch."""
@@ -111,7 +111,7 @@ def alone(scenario: Scenario) -> Arrays:
 
 
 def in_threads(world_size: int, scenario: Scenario, overlap: Overlap = "backward") -> list[Arrays]:
-    return run_threads(world_size, lambda wire: scenario(Place(wire, overlap)))
+    return run_threads(world_size, lambda lane: scenario(Place(lane, overlap)))
 
 
 def batch(step: int) -> Sample:

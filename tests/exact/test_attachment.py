@@ -18,7 +18,7 @@ from tests.exact.place import Place, alone, in_threads, loss_of, net, sgd
 from tests.worlds import run_threads
 from thinwire.errors import PeerDiffers, SettingError, ThinwireError
 from thinwire.strategies.base import Overlap, Strategy
-from thinwire.wire.threads import ThreadWire
+from thinwire.wire.local import LocalLane
 
 OVERLAPS: tuple[Overlap, ...] = ("forward", "backward")
 STRATEGIES: list[Strategy] = [
@@ -169,10 +169,10 @@ def test_a_copy_can_be_attached_beside_its_original() -> None:
 def different_models(odd: nn.Module, world_size: int, odd_rank: int) -> list[ThinwireError]:
     """The error every worker gets when one of them brings another model."""
 
-    def attach(wire: ThreadWire) -> ThinwireError:
-        model = odd if wire.rank == odd_rank else net()
+    def attach(lane: LocalLane) -> ThinwireError:
+        model = odd if lane.rank == odd_rank else net()
         with pytest.raises(PeerDiffers) as caught:
-            tw.attach(model, sgd(model), tw.AllReduce(), process_group=wire)
+            tw.attach(model, sgd(model), tw.AllReduce(), process_group=lane)
         assert hooks(model, sgd(model)) == []
         return caught.value
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 import thinwire as tw
@@ -39,8 +40,17 @@ def plain(place: Place) -> Arrays:
 def train_compiled(cache: str) -> list[Arrays]:
     """Attached is the compiled model, the plain one whose compiled self is called, one compiled in place
     before or after, one with compiled blocks."""
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": cache, "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+    from torch._inductor import config
+
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache
+    config.compile_threads = 1
+    # Compiling headers ahead and probing for vector instructions takes longer than these few kernels.
+    config.cpp_cache_precompile_headers = False
+    config.cpp.vec_isa_ok = False
     place, results = Place("process"), []
+    if place.rank == 0:  # fill the cache, so that the code is generated once for both
+        loss_of(torch.compile(net()), place.part(0)).backward()  # type: ignore[arg-type]
+    dist.barrier()
 
     wrapped = torch.compile(net())
     assert isinstance(wrapped, nn.Module)

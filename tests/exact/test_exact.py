@@ -20,7 +20,7 @@ TOLERANCE = 1e-9
 def test_equals_one_worker_with_the_whole_batch(
     training: Training, overlap: Overlap, world_size: int
 ) -> None:
-    everyone = run_threads(world_size, lambda wire: training.with_thinwire(overlap, wire), timeout_s=500)
+    everyone = run_threads(world_size, lambda lane: training.with_thinwire(overlap, lane), timeout_s=500)
 
     assert difference(everyone[0], alone(training)) < TOLERANCE
     assert all(same_bits(weights, everyone[0]) for weights in everyone)

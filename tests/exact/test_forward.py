@@ -111,7 +111,7 @@ def copies(place: Place) -> Arrays:
 
 
 def direct_use(place: Place) -> Arrays:
-    """A moving average and a clamp, which take the parameters themselves, after `link.settle()`."""
+    """A moving average and a clamp, which take the parameters themselves, after `link.synchronize()`."""
     model = net()
     average = copy.deepcopy(model)
     optimizer = sgd(model)
@@ -119,7 +119,7 @@ def direct_use(place: Place) -> Arrays:
         for step in range(STEPS):
             backward(model, optimizer, place, step)
             optimizer.step()
-            link.settle()
+            link.synchronize()
             with torch.no_grad():
                 for mean, p in zip(average.parameters(), model.parameters(), strict=True):
                     p.clamp_(-0.3, 0.3)

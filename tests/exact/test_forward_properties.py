@@ -18,7 +18,7 @@ from tests.exact.place import Place, alone, batch, in_threads, loss_of, seeded
 
 Action = Literal[
     "step", "clipped step", "accumulated step", "skipped step", "forward", "evaluate", "inspect layer",
-    "inspect optimizer", "copy", "learning rate", "rewind", "settle",
+    "inspect optimizer", "copy", "learning rate", "rewind", "synchronize",
 ]  # fmt: skip
 WIDTH = 6
 
@@ -90,8 +90,8 @@ class Loop:
                 elif action == "rewind":
                     model.load_state_dict(saved[0])
                     optimizer.load_state_dict(saved[1])
-                elif action == "settle":
-                    link.settle()
+                elif action == "synchronize":
+                    link.synchronize()
                     seen += [p.norm() for p in model.parameters()]
         return arrays(model) | {f"seen {i}": t.detach().numpy().copy() for i, t in enumerate(seen)}
 

@@ -127,7 +127,7 @@ def test_a_parameter_written_to_before_its_update() -> None:
             model[2].weight.clamp_(-0.1, 0.1)  # type: ignore[index]
         with pytest.raises(UsageError, match=r"2\.weight was written to after optimizer\.step") as caught:
             backward(model, 1)
-        assert "link.settle()" in caught.value.hint
+        assert "link.synchronize()" in caught.value.hint
         with pytest.raises(UsageError, match=r"2\.weight was written to"):  # it stays wrong
             link.detach()
 

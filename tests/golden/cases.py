@@ -1,4 +1,4 @@
-"""The strategies and settings whose trajectories are recorded, by a name that outlives renames in the code."""
+"""The strategies and settings whose trajectories are recorded, by names that outlive renames in the code."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ REPEATABLE: dict[str, Strategy] = {
     "gossip momentum bf16 averaged": tw.GossipGraD(
         rotate=None, exchange="weights+momentum", payload="bf16", average_every=4
     ),
-    "gossip gradients": tw.GossipGraD(exchange="gradients", average_every=4),
     "gossip int8 share": tw.GossipGraD(payload="int8", share=0.3),
     "gossip bf16 share averaged": tw.GossipGraD(payload="bf16", share=0.1, average_every=8),
     "topk": tw.TopK(density=0.05),
@@ -41,8 +40,8 @@ ADAM: dict[str, Strategy] = {
 }
 BY_THE_CLOCK: dict[str, Strategy] = {
     "gossip auto": tw.GossipGraD(share="auto"),
-    "push-sum": tw.GossipGraD(asynchronous=True),
-    "push-sum bf16 share": tw.GossipGraD(asynchronous=True, payload="bf16", share=0.5),
-    "push-sum int8": tw.GossipGraD(asynchronous=True, payload="int8"),
+    "push-sum": tw.StochasticGradientPush(),
+    "push-sum bf16 share": tw.StochasticGradientPush(payload="bf16", share=0.5),
+    "push-sum int8": tw.StochasticGradientPush(payload="int8"),
 }
 """Trained on the virtual clock alone: what they send depends on the time."""

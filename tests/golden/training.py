@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,9 +15,9 @@ from thinwire.hosts.description import describe
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.worker import ComputeModel, Learner
 from thinwire.strategies.base import Strategy
-from thinwire.wire.base import Wire, Work
+from thinwire.wire.base import Lane
 
 WORKERS, STEPS, BATCH = 4, 60, 4
 BUCKET_BYTES = 6_000
@@ -65,49 +64,44 @@ def row(model: nn.Module, losses: list[float], sent_bytes: int) -> dict[str, Any
     }
 
 
+def plain_torch() -> dict[str, str]:
+    """The weights of one worker that trains alone, without anything of thinwire, by optimizer."""
+    found = {}
+    for kind in ("momentum", "plain", "adam"):
+        model, optimizer = parts(kind)
+        for step in range(STEPS):
+            learn(model, optimizer, step, 0)
+            optimizer.step()
+        found[kind] = digest(model)
+    return found
+
+
 def in_threads(strategy: Strategy, kind: str) -> list[dict[str, Any]]:
-    def worker(wire: Wire) -> dict[str, Any]:
+    def worker(lane: Lane) -> dict[str, Any]:
         model, optimizer = parts(kind)
         losses = []
-        with tw.attach(model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES) as link:
+        with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:
             for step in range(STEPS):
                 losses.append(learn(model, optimizer, step, link.rank))
                 optimizer.step()
-            link.settle()
+            link.synchronize()
             sent_bytes = link.stats.sent_bytes
         return row(model, losses, sent_bytes)
 
     return run_threads(WORKERS, worker)
 
 
-class _Learner:
-    clip_norm = None
-
+class _Learner(Learner):
     def __init__(self, rank: int, kind: str) -> None:
         self.model, self.optimizer = parts(kind)
         self.rank, self.losses = rank, list[float]()
         self._step = 0
 
-    def joined(self, worker: object) -> None:
-        pass
-
-    def fetching(self) -> Iterator[Work]:
-        return iter(())
-
-    def settling(self) -> Iterator[Work]:
-        return iter(())
-
     def draw(self) -> bool:
         return self._step < STEPS
 
-    def ask(self) -> None:
-        pass
-
     def learn(self) -> None:
         self.losses.append(learn(self.model, self.optimizer, self._step, self.rank))
-
-    def step(self) -> None:
-        self.optimizer.step()
 
     def stepped(self) -> None:
         self._step += 1
@@ -120,15 +114,15 @@ class _Learners:
     def of(self, host: int) -> _Learner:
         return self.all[host]
 
-    def change(self, change: object) -> None:
+    def change(self, hosts: object, joined: object, furthest: object) -> None:
         pass
 
 
 def on_the_clock(strategy: Strategy, kind: str) -> list[dict[str, Any]]:
     network = Network(describe(hosts=WORKERS, rate="20mbit", slow=("1=0.7",)), latency_s=0.001)
-    ways = Ways(compute=Compute.of(0.02), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel(compute=Compute.of(0.02), bucket_bytes=BUCKET_BYTES)
     learners = _Learners(kind)
-    session = Session(network, strategy, learners, ways)
+    session = Session(network, strategy, learners, model)
     session.epoch()
     return [
         {
@@ -137,5 +131,3 @@ def on_the_clock(strategy: Strategy, kind: str) -> list[dict[str, Any]]:
         }
         for learner in learners.all
     ]
-
-

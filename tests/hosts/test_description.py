@@ -1,4 +1,4 @@
-"""Descriptions and faults from strings: what they mean, and what a bad one is told."""
+"""Hosts, rates, durations, counts and faults read from text, and the errors for wrong ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from thinwire.errors import SettingError
 from thinwire.hosts.description import Description, describe
 from thinwire.hosts.faults import Fault, parse_fault
-from thinwire.hosts.rates import format_rate, parse_rate
+from thinwire.hosts.quantities import format_rate, parse_counts, parse_duration, parse_rate
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,34 @@ def test_formatted_rates_read_back(bit_per_s: float) -> None:
     assert math.isclose(parse_rate(format_rate(bit_per_s).replace("e+", "e")), bit_per_s, rel_tol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0.4ms", 4e-4), ("20us", 2e-5), ("1.5 S", 1.5), ("2min", 120), ("1h", 3600), ("0s", 0)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert parse_duration(text, field="latency") == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("text", ["", "3", "s", "-1s", "1.2.3s", "1 week", "infs", "1e999s"])
+def test_bad_durations_are_named(text: str) -> None:
+    with pytest.raises(SettingError, match="latency must be a time") as raised:
+        parse_duration(text, field="latency")
+    assert repr(text) in str(raised.value)
+    assert "0.4ms" in raised.value.hint
+
+
+def test_without_a_unit_a_fault_is_in_seconds() -> None:
+    assert parse_fault("cut:host=1,after=1.5,seconds=2") == parse_fault("cut:host=1,after=1500ms,seconds=2s")
+
+
+def test_numbers_of_workers() -> None:
+    assert parse_counts("4..100") == [4, 8, 16, 32, 64, 100]
+    assert parse_counts("3,5..10,5") == [3, 5, 10]
+    for text in ("", "four", "4...8", "0", "8..4", "200000", "4,"):
+        with pytest.raises(SettingError, match="workers must be"):
+            parse_counts(text)
+
+
 def test_one_rate_is_for_all_and_many_are_per_host() -> None:
     assert [host.rate_bit_per_s for host in describe(hosts=3, rate="10mbit").hosts] == [1e7] * 3
     mixed = describe(hosts=3, rate="1gbit*2,100mbit")
@@ -71,7 +99,7 @@ BAD = [
     ({"hosts": 0}, ["hosts must be at least 1", "got 0"]),
     ({"rate": "0mbit"}, ["rate must be between 8kbit and 100gbit", "'0mbit'"]),
     ({"rate": "1gbit*3,1mbit*2"}, ["rate must be given for 4 hosts", "(5)", "hint"]),
-    ({"rate": "1gbit*x"}, ["rate must be made of whole numbers", "1gbit*x"]),
+    ({"rate": "1gbit*x"}, ["rate must be repeated a whole number of times", "1gbit*x"]),
     ({"sites": "2+3", "uplink": "1mbit"}, ["sites must be 4 hosts in sum", "2+3"]),
     ({"sites": "4+0", "uplink": "1mbit"}, ["sites must be at least one host each", "4+0"]),
     ({"sites": "a+b", "uplink": "1mbit"}, ["sites must be made of whole numbers"]),
@@ -94,8 +122,9 @@ BAD = [
     ({"faults": ["kill:host=1,step=1,seconds=3"]}, ["fault seconds must be used with pause, slow or cut"]),
     ({"faults": ["slow:host=1,step=1"]}, ["fault speed must be given for slow"]),
     ({"faults": ["slow:host=1,step=1,speed=2"]}, ["fault speed must be above 0 and at most 1", "2.0"]),
-    ({"faults": ["cut:host=1,after=-1"]}, ["fault after must be seconds, 0 or more"]),
-    ({"faults": ["cut:host=1,after=inf"]}, ["fault after must be seconds, 0 or more"]),
+    ({"faults": ["cut:host=1,after=-1"]}, ["fault after must be a time", "hint"]),
+    ({"faults": ["cut:host=1,after=inf"]}, ["fault after must be a time", "hint"]),
+    ({"faults": ["cut:host=1,after=1,seconds=long"]}, ["fault seconds must be a time", "'long'", "hint"]),
     ({"faults": ["cut:host=one,after=1"]}, ["fault host must be a number", "'one'"]),
     ({"faults": ["cut:host=1,host=2,after=1"]}, ["fault host must be given once"]),
     ({"faults": ["cut:colour=1,after=1"]}, ["fault field must be one of", "'colour'"]),

@@ -16,7 +16,7 @@ from tests.worlds import run_processes
 from thinwire.errors import SettingError, UsageError
 from thinwire.integrations.ddp import SETTLING_STEPS, HookState
 from thinwire.strategies.base import Strategy
-from thinwire.strategies.sparse.gauge import PROBES
+from thinwire.strategies.sparse.cost_probe import PROBES
 
 STEPS = 8
 GTOPK = tw.GTopK(density=0.05)
@@ -52,9 +52,8 @@ def train(strategy: Strategy | None, steps: range, start: Any = None) -> Trained
         if start is not None:
             inner.load_state_dict(start["model"])
             states = start["hooks"]
-            state.load_state_dict(states[rank]) if len(states) == state._wire.world_size else state.resize(
-                states
-            )
+            alike = len(states) == dist.get_world_size()
+            state.load_state_dict(states[rank]) if alike else state.resize(states)
         model.register_comm_hook(state, hook)
     gradients = []
     for step in steps:
@@ -85,7 +84,10 @@ def several() -> dict[str, Any]:
     dist.all_gather_object(hooks, found["first"].saved["hook"])
     start = {"model": found["first"].saved["model"], "hooks": hooks}
     found["second"] = train(GTOPK, range(4, 4 + SETTLING_STEPS), start)
-    found["fewer"] = train(GTOPK, range(4, 4 + SETTLING_STEPS + 1), {**start, "hooks": [*hooks, hooks[0]]})
+    three = {**start, "hooks": [*hooks, hooks[0]]}
+    found["fewer"] = train(GTOPK, range(4, 4 + SETTLING_STEPS + 1), three)
+    early = train(GTOPK, range(4, 4 + SETTLING_STEPS), three).saved["hook"]
+    found["fewer later"] = train(GTOPK, range(4, 4 + SETTLING_STEPS + 1), {**start, "hooks": [early] * 2})
     found["hooks"] = hooks
     return found
 
@@ -118,12 +120,18 @@ def _check_saved(ranks: list[dict[str, Any]]) -> None:
     assert bool(before.any())
     # not used up while DDP's buckets are unknown, and still there to be saved again
     torch.testing.assert_close(_summed([each["second"].saved["hook"] for each in ranks]), before)
-    # saved by three (of whom the third is the first once more), taken over by two
-    assert ranks[0]["fewer"].saved["hook"]["state"]["step"] == hooks[0]["state"]["step"] + 1
+    assert ranks[0]["second"].saved["hook"]["steps"] == hooks[0]["steps"] == 4 - SETTLING_STEPS
+    # saved by three (of whom the third is the first once more), taken over by two, at once or after a stop
+    for name in ("fewer", "fewer later"):
+        assert [each[name].saved["hook"]["steps"] for each in ranks] == [4 - SETTLING_STEPS + 1] * 2
+    for a, b in zip(ranks[0]["fewer"].weights, ranks[0]["fewer later"].weights, strict=True):
+        assert torch.equal(a, b)
 
 
 def _summed(hooks: list[dict[str, Any]]) -> Tensor:
-    return torch.stack([torch.cat(hook["state"]["residuals"]) for hook in hooks]).sum(0)
+    """The residuals of all ranks."""
+    residuals = [hook["leaves"]["residual"].values() for hook in hooks]
+    return torch.stack([torch.cat([part.flatten() for part in each]) for each in residuals]).sum(0)
 
 
 @pytest.mark.parametrize("strategy", [tw.GossipGraD(), tw.AllReduce(overlap="forward")], ids=repr)

@@ -1,4 +1,4 @@
-"""Whether this machine lets us make labs, and a script on all hosts of one."""
+"""Helpers for tests in a lab: a skip mark where labs are not allowed, and a script run on all hosts."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.description import describe
-from thinwire.lab.job import Job, Outcome
 from thinwire.lab.namespaces import enter_command
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, LabResult, run
 
 ROOT = Path(__file__).parents[2]
 
@@ -29,8 +28,8 @@ _WHY_NOT = _reason_not()
 needs_lab = pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT)
 
 
-def run_script(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, hosts: int) -> Outcome:
-    """What becomes of a script on hosts with paths of 1 Gbit/s; it imports the thinwire under test."""
+def run_script(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch, *, hosts: int) -> LabResult:
+    """Run a script on hosts with paths of 1 Gbit/s; it imports the thinwire under test."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"), prepend=os.pathsep)
     file = folder / "script.py"
     file.write_text(textwrap.dedent(script))

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from thinwire.lab.emulate import HIDDEN_GAP_S, MOST_OVERSLEPT_S, Emulated, Stopwatch
+from thinwire.lab.control import STATUS_VARIABLE, HostStatus
+from thinwire.lab.emulate import HIDDEN_GAP_S, MAX_OVERSLEEP_S, EmulatedDevice, EmulatedModel
 from thinwire.lab.nets import equal_net, parse_net
-from thinwire.lab.pace import PACE_VARIABLE, Pace
 
 
 class SloppyClock:
@@ -27,54 +27,54 @@ class SloppyClock:
         assert seconds > 0
         self.now_s += seconds + self.late_s
 
-    def watch(self) -> Stopwatch:
-        return Stopwatch(clock=self, sleep=self.sleep)
+    def device(self) -> EmulatedDevice:
+        return EmulatedDevice(clock=self, sleep=self.sleep)
 
 
 @pytest.mark.parametrize("late_s", [0.0, 0.00007, 0.004])
 def test_oversleeping_is_won_back(late_s: float) -> None:
     clock = SloppyClock(late_s)
-    watch = clock.watch()
+    device = clock.device()
     for _ in range(100):
-        watch.stretch(0.003)
+        device.compute(0.003)
     assert clock.now_s == pytest.approx(0.3, abs=late_s + 1e-9)
 
 
 def test_short_waits_are_saved_up() -> None:
     clock = SloppyClock()
-    watch = clock.watch()
+    device = clock.device()
     for _ in range(1000):
-        watch.stretch(0.00001)
-    assert clock.now_s + watch.owed_s == pytest.approx(0.01)
+        device.compute(0.00001)
+    assert clock.now_s + device.owed_s == pytest.approx(0.01)
     assert clock.now_s > 0.009
 
 
 def test_work_counts_as_part_of_the_time() -> None:
     clock = SloppyClock()
-    watch = clock.watch()
-    watch.stretch(0.5, lambda: clock.sleep(0.4))
+    device = clock.device()
+    device.compute(0.5, lambda: clock.sleep(0.4))
     assert clock.now_s == pytest.approx(0.5)
 
 
 def test_a_long_stop_is_not_won_back() -> None:
     clock = SloppyClock(late_s=5.0)
-    watch = clock.watch()
-    watch.stretch(0.1)
-    assert watch.owed_s == -MOST_OVERSLEPT_S
+    device = clock.device()
+    device.compute(0.1)
+    assert device.owed_s == -MAX_OVERSLEEP_S
 
 
 def test_waiting_between_layers_is_hardly_won_back() -> None:
     clock = SloppyClock()
-    watch = clock.watch()
-    watch.stretch(0.1)
+    device = clock.device()
+    device.compute(0.1)
     clock.sleep(1.0)
-    watch.stretch(0.1)
+    device.compute(0.1)
     assert clock.now_s == pytest.approx(1.2 - HIDDEN_GAP_S)
 
 
 def test_gradients_are_real_and_come_last_layer_first() -> None:
     clock = SloppyClock()
-    model = Emulated(parse_net("resnet20"), watch=clock.watch())
+    model = EmulatedModel(parse_net("resnet20"), device=clock.device())
     seen: list[str] = []
     for name, parameter in model.named_parameters():
         parameter.register_post_accumulate_grad_hook(lambda _, name=name: seen.append(name))
@@ -91,7 +91,9 @@ def test_gradients_are_real_and_come_last_layer_first() -> None:
 
 def test_forward_and_backward_take_their_own_seconds() -> None:
     clock = SloppyClock()
-    model = Emulated(equal_net(params=100, layers=4, forward_s=1.0, backward_s=2.0), watch=clock.watch())
+    model = EmulatedModel(
+        equal_net(params=100, layers=4, forward_s=1.0, backward_s=2.0), device=clock.device()
+    )
     loss = model(torch.ones(2, 1)).mean()
     assert clock.now_s == pytest.approx(1.0)
     loss.backward()
@@ -100,7 +102,7 @@ def test_forward_and_backward_take_their_own_seconds() -> None:
 
 def test_scaling_the_loss_scales_the_gradients_and_seeds_differ() -> None:
     def gradient(seed: int, factor: float) -> torch.Tensor:
-        model = Emulated.parse("params=64,forward=0,backward=0", seed=seed)
+        model = EmulatedModel.parse("params=64,forward=0,backward=0", seed=seed)
         (factor * model(torch.ones(8, 1)).mean()).backward()
         (parameter,) = model.parameters()
         assert parameter.grad is not None
@@ -111,10 +113,10 @@ def test_scaling_the_loss_scales_the_gradients_and_seeds_differ() -> None:
 
 
 def test_gradients_accumulate_and_nothing_else_is_in_the_state() -> None:
-    model = Emulated.parse("params=64,layers=2,forward=0,backward=0")
+    model = EmulatedModel.parse("params=64,layers=2,forward=0,backward=0")
     for _ in range(2):
         model(torch.ones(1, 1)).mean().backward()
-    once = Emulated.parse("params=64,layers=2,forward=0,backward=0")
+    once = EmulatedModel.parse("params=64,layers=2,forward=0,backward=0")
     once(torch.ones(1, 1)).mean().backward()
     for twice, single in zip(model.parameters(), once.parameters(), strict=True):
         assert twice.grad is not None
@@ -125,31 +127,33 @@ def test_gradients_accumulate_and_nothing_else_is_in_the_state() -> None:
 
 
 def test_a_slow_host_takes_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pace = Pace.create(tmp_path / "pace")
-    monkeypatch.setenv(PACE_VARIABLE, str(tmp_path / "pace"))
+    with (tmp_path / "status").open("w+b") as file:
+        status = HostStatus.create(file.fileno())
+    monkeypatch.setenv(STATUS_VARIABLE, str(tmp_path / "status"))
     clock = SloppyClock()
-    model = Emulated(equal_net(params=8, layers=2, forward_s=1.0, backward_s=1.0), watch=clock.watch())
-    pace.speed = 0.5
+    model = EmulatedModel(equal_net(params=8, layers=2, forward_s=1.0, backward_s=1.0), device=clock.device())
+    status.speed = 0.5
     model(torch.ones(1, 1))
     assert clock.now_s == pytest.approx(2.0)
-    pace.speed = 1.0
+    status.speed = 1.0
     model(torch.ones(1, 1))
     assert clock.now_s == pytest.approx(3.0)
-    pace.close()
 
 
 def test_real_sleeps_keep_books_over_a_whole_step() -> None:
-    watch = Stopwatch()
-    model = Emulated(equal_net(params=1000, layers=20, forward_s=0.05, backward_s=0.05), watch=watch)
+    device = EmulatedDevice()
+    model = EmulatedModel(equal_net(params=1000, layers=20, forward_s=0.05, backward_s=0.05), device=device)
     start_s = time.perf_counter()
     model(torch.ones(1, 1)).mean().backward()
     # No upper bound on the time: the machine may be busy. What it took too long must be in the books.
-    assert time.perf_counter() - start_s >= 0.1 - watch.owed_s - 0.001
+    assert time.perf_counter() - start_s >= 0.1 - device.owed_s - 0.001
 
 
 def test_instant_steps_take_no_time_and_leave_no_debt() -> None:
     clock = SloppyClock()
-    model = Emulated(equal_net(params=1000, layers=4, forward_s=1.0, backward_s=2.0), watch=clock.watch())
+    model = EmulatedModel(
+        equal_net(params=1000, layers=4, forward_s=1.0, backward_s=2.0), device=clock.device()
+    )
     with model.instant():
         model(torch.ones(2, 1)).mean().backward()
     assert clock.now_s == 0

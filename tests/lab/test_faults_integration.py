@@ -11,8 +11,7 @@ import pytest
 from tests.lab.labs import needs_lab
 from thinwire.hosts.description import describe
 from thinwire.lab.calibrate import TOLERANCE, calibrate
-from thinwire.lab.job import Job, Outcome
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, LabResult, run
 
 pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 
@@ -29,13 +28,13 @@ TRAIN = """
         model(torch.ones(2, 4)).mean().backward()
         optimizer.step()
         time.sleep(0.01)
-    Control.of_this_worker().report([int(__import__("os").environ["RANK"]), time.monotonic() - start])
+    Control.from_environment().report([int(__import__("os").environ["RANK"]), time.monotonic() - start])
 """
 
 TALK = """
     import os, socket, time
     from thinwire.lab.control import Control
-    control, rank = Control.of_this_worker(), int(os.environ["RANK"])
+    control, rank = Control.from_environment(), int(os.environ["RANK"])
 
     def transfer(number, num_bytes):
         # Host 0 sends, host 1 receives; host 1 says how long it took.
@@ -78,9 +77,9 @@ TALK = """
 EMULATED = """
     import time, torch, torch.distributed as dist
     from thinwire.lab.control import Control
-    from thinwire.lab.emulate import Emulated
+    from thinwire.lab.emulate import EmulatedModel
     dist.init_process_group("gloo")
-    net = Emulated.parse("params=1000,forward=0.02,backward=0.02")
+    net = EmulatedModel.parse("params=1000,forward=0.02,backward=0.02")
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     start = time.monotonic()
@@ -88,7 +87,7 @@ EMULATED = """
         optimizer.zero_grad()
         model(torch.ones(2, 1)).mean().backward()
         optimizer.step()
-    Control.of_this_worker().report([dist.get_rank(), time.monotonic() - start])
+    Control.from_environment().report([dist.get_rank(), time.monotonic() - start])
     dist.barrier()
 """
 
@@ -101,7 +100,7 @@ def ours_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _run(
     folder: Path, script: str, *arguments: str, hosts: int = 2, rate: str = "80mbit", faults: str = ""
-) -> Outcome:
+) -> LabResult:
     path = folder / "train.py"
     path.write_text(textwrap.dedent(script))
     description = describe(hosts=hosts, rate=rate, faults=faults.split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.lab.load import WINDOW_S, LoadWatch, read_cpu
+from thinwire.lab.load import WINDOW_S, CpuLoad, read_cpu
 
 
 class Machine:
@@ -12,14 +12,14 @@ class Machine:
         self.now_s = 0.0
         self.busy = 0.0
 
-    def spend(self, share: float, windows: int, watch: LoadWatch) -> None:
+    def spend(self, share: float, windows: int, watch: CpuLoad) -> None:
         for _ in range(windows):
             self.now_s += WINDOW_S
             self.busy += share * 2 * WINDOW_S
             watch.sample()
 
-    def watch(self) -> LoadWatch:
-        return LoadWatch(read=lambda: (self.busy, 2 * self.now_s), clock=lambda: self.now_s)
+    def watch(self) -> CpuLoad:
+        return CpuLoad(read=lambda: (self.busy, 2 * self.now_s), clock=lambda: self.now_s)
 
 
 def test_full_processors_are_warned_about() -> None:

@@ -16,7 +16,7 @@ SCRIPT = """
     from thinwire.wire.metered import Meter, MeteredWire
     from thinwire.wire.process_group import connect
 
-    control = Control.of_this_worker()
+    control = Control.from_environment()
     dist.init_process_group("gloo")
     inner = connect(None, 60.0)
     meter = Meter()

@@ -17,8 +17,7 @@ import pytest
 from tests.lab.labs import needs_lab
 from thinwire.errors import SettingError, UsageError
 from thinwire.hosts.description import describe
-from thinwire.lab.job import Job, Outcome
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, LabResult, run
 
 pytestmark = [pytest.mark.lab, needs_lab]
 
@@ -31,7 +30,7 @@ def ours_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(SOURCE), prepend=os.pathsep)
 
 
-def _run(*command: str, hosts: int = 2, rate: str = "100mbit", faults: list[str] | None = None) -> Outcome:
+def _run(*command: str, hosts: int = 2, rate: str = "100mbit", faults: list[str] | None = None) -> LabResult:
     description = describe(hosts=hosts, rate=rate, faults=faults or [])
     return run(Job(description=description, command=command, time_limit_s=60))
 
@@ -68,6 +67,33 @@ def test_only_workers_are_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str
     out, err = capfd.readouterr()
     assert sorted(out.splitlines()) == ["[host0] hello", "[host1] hello"]
     assert err == ""
+
+
+def test_workers_know_their_site_if_there_are_several(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ("sh", "-c", "echo site ${THINWIRE_SITE-none}")
+    several = describe(hosts=3, rate="1gbit", sites="1+2", uplink="10mbit")
+    assert run(Job(description=several, command=command, time_limit_s=60)).exit_code == 0
+    assert sorted(capfd.readouterr().out.splitlines()) == [
+        "[host0] site 0",
+        "[host1] site 1",
+        "[host2] site 1",
+    ]
+    assert _run(*command, hosts=1).exit_code == 0
+    assert capfd.readouterr().out == "[host0] site none\n"
+
+
+def test_scripts_are_forked_from_a_process_with_torch(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "forked.py"
+    script.write_text(
+        "import os, sys, numpy\nprint('torch' in sys.modules, sys.argv[1:], numpy.random.rand())"
+    )
+    for command in ((str(script), "-x"), (sys.executable, str(script), "-x")):
+        assert _run(*command).exit_code == 0
+        lines = capfd.readouterr().out.splitlines()
+        assert all("] True ['-x']" in line for line in lines)
+        assert len({line.split()[-1] for line in lines}) == 2  # numpy has another seed in each worker
 
 
 def test_the_first_failure_is_the_exit_code_and_ends_the_others() -> None:
@@ -156,7 +182,7 @@ def _pids() -> list[int]:
 
 
 def _processes(mark: str) -> list[int]:
-    """Those that are called `sleep MARK`."""
+    """Return the processes called `sleep MARK`."""
     found = []
     for pid in _pids():
         try:
@@ -169,7 +195,7 @@ def _processes(mark: str) -> list[int]:
 
 
 def _network(pid: int) -> str | None:
-    """The network namespace a process is in; None if it has gone."""
+    """Return the network namespace of a process; None if it has ended."""
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
@@ -179,8 +205,7 @@ def _network(pid: int) -> str | None:
 def _runner(python: str, mark: str) -> list[str]:
     code = f"""
         from thinwire.hosts.description import describe
-        from thinwire.lab.job import Job
-        from thinwire.lab.run import run
+        from thinwire.lab.run import Job, run
         description = describe(hosts=3, rate="1gbit", sites="1+2", uplink="1mbit")
         run(Job(description=description, command=("sleep", "{mark}")))
     """
@@ -201,8 +226,7 @@ def test_ctrl_c_asks_workers_first_and_leaves_nothing(tmp_path: Path) -> None:
     trap = f"trap 'echo asked >> {tmp_path}/said; exit 1' TERM; sleep {mark} & wait; wait"
     code = f"""
         from thinwire.hosts.description import describe
-        from thinwire.lab.job import Job
-        from thinwire.lab.run import run
+        from thinwire.lab.run import Job, run
         run(Job(description=describe(hosts=3, rate="1gbit"), command=("sh", "-c", {trap!r})))
     """
     process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(code)], stderr=subprocess.PIPE)
@@ -255,7 +279,7 @@ def test_scripts_end_as_python_ends_them(tmp_path: Path, capfd: pytest.CaptureFi
 
 
 def _ordinary_user() -> tuple[list[str], str, dict[str, str]]:
-    """How to run as an ordinary user, a Python that one may use, and the environment it needs."""
+    """Return a command prefix to become an ordinary user, a Python that user may run, and its environment."""
     if os.geteuid() != 0:
         return [], sys.executable, dict(os.environ)
     setpriv = shutil.which("setpriv")
@@ -278,8 +302,7 @@ def test_an_ordinary_user_can_have_a_lab() -> None:
     code = """
         import os
         from thinwire.hosts.description import describe
-        from thinwire.lab.job import Job
-        from thinwire.lab.run import run
+        from thinwire.lab.run import Job, run
         assert os.geteuid() != 0
         outcome = run(Job(description=describe(hosts=2, rate="1gbit"), command=("ip", "-o", "-4", "addr")))
         assert outcome.exit_code == 0

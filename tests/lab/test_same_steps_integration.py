@@ -14,8 +14,7 @@ from tests.lab.labs import needs_lab
 from tests.simulate.test_same_training import worst
 from tests.simulate.training import on_the_clock, weights
 from thinwire.hosts.description import describe
-from thinwire.lab.job import Job
-from thinwire.lab.run import run
+from thinwire.lab.run import Job, run
 
 pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 

@@ -17,9 +17,9 @@ from torch import Tensor
 from tests.worlds import Processes
 from thinwire.engine import dcp, folders
 from thinwire.recipes.base import Data, Recipe, Samples, Training
-from thinwire.recipes.config import Choices, resolve
-from thinwire.recipes.digits_cnn import digits_cnn
-from thinwire.recipes.train import Worker, train
+from thinwire.recipes.catalog import digits_cnn
+from thinwire.recipes.config import resolve
+from thinwire.recipes.train import WorkerContext, train
 
 SAVE_EVERY = 4
 EPOCHS = 2
@@ -64,9 +64,9 @@ def worker(run: Path, stage: int) -> None:
     """One worker of a stage; all but the first go on from what is there."""
     import torch.distributed as dist
 
-    choices = Choices(
-        strategy="all-reduce",
-        settings={},
+    config = resolve(
+        "digits-cnn",
+        "all-reduce",
         workers=dist.get_world_size(),
         epochs=EPOCHS,
         batch_size=BATCH_SIZE,
@@ -74,9 +74,8 @@ def worker(run: Path, stage: int) -> None:
         resume=True,
     )
     diary = run / f"samples-{stage}-{dist.get_rank()}"
-    recipe = recorded(diary)
-    where = Worker(dist.get_rank(), dist.get_world_size(), checkpoints=run / "checkpoints")
-    train(recipe, resolve("recorded", recipe, choices), where, lambda record: None)
+    where = WorkerContext(dist.get_rank(), dist.get_world_size(), checkpoints=run / "checkpoints")
+    train(recorded(diary), config, where, lambda record: None)
 
 
 @dataclass(slots=True)

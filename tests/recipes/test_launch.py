@@ -1,12 +1,16 @@
-"""The environment of workers; starting and ending them is tried through the command line."""
+"""The launcher of local workers; how a run ends is tested through the command line too."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+import time
+from pathlib import Path
 
-from thinwire.recipes.launch import environment, num_cores
+import pytest
+
+from thinwire.recipes.launch import LocalWorkers, WorkerFailure, environment, num_cores
 
 
 def test_cores_are_shared_out_unless_the_user_has_decided() -> None:
@@ -23,3 +27,52 @@ def test_a_worker_ends_when_its_lifeline_does() -> None:
         os.close(read_end)
         os.close(write_end)
         assert process.wait(timeout=30) == 130
+
+
+WORKER = """
+import os, sys
+print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], sys.argv[2:])
+if os.environ["RANK"] == "1":
+    {end}
+"""
+
+
+def launched(run: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> tuple[int, LocalWorkers]:
+    """Start two workers, the second of which ends by `end`; the launcher's status."""
+    (run / "ending_worker.py").write_text(WORKER.format(end=end))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(run), os.environ.get("PYTHONPATH", "")]))
+    with LocalWorkers(run, 2, module="ending_worker", arguments=["more"]) as workers:
+        deadline = time.monotonic() + 60
+        while (status := workers.poll()) is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+    return status, workers
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("end", "status", "how"),
+    [
+        ("pass", 0, None),
+        ("sys.exit(3)", 1, "ended with status 3"),
+        ("os.kill(os.getpid(), 9)", 1, "was killed by SIGKILL"),
+    ],
+)
+def test_the_first_failure_is_known(
+    end: str, status: int, how: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, workers = launched(tmp_path, monkeypatch, end)
+    assert ended == status, workers.log.read_text()
+    assert sorted(workers.log.read_text().splitlines())[-2:] == [
+        "rank 0 of 2 ['more']",
+        "rank 1 of 2 ['more']",
+    ]
+    failure = workers.failure
+    assert (failure and failure.how) == how
+    assert failure is None or failure.rank == 1
+    assert not (tmp_path / "launcher").exists()
+
+
+def test_failures_are_put_into_words() -> None:
+    assert WorkerFailure(0, 42, -15).how == "was killed by SIGTERM"
+    assert WorkerFailure(0, 42, -99).how == "was killed by signal 99"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from thinwire.engine.stats import Stats
 from thinwire.events import Progress, Record
-from thinwire.recipes.base import Plan
-from thinwire.recipes.meter import EVERY_S, Meter
+from thinwire.recipes.base import TrainingPlan
+from thinwire.recipes.meter import EVERY_S, ProgressMeter
+from thinwire.traffic import Traffic
 
 
 @dataclass
@@ -14,27 +16,21 @@ class Fake:
     """A clock and a link that the test moves."""
 
     now: float = 0.0
-    rounds: int = 0
-    sent_bytes: int = 0
-    received_bytes: int = 0
-    messages: int = 0
-    exposed_s: float = 0.0
-    instruments: dict[str, float] = field(default_factory=lambda: {"share": 0.5})
+    stats: Stats = field(default_factory=lambda: Stats(instruments={"share": 0.5}))
 
     def pass_by(self, seconds: float, sent_bytes: int, exposed_s: float) -> None:
         self.now += seconds
-        self.sent_bytes += sent_bytes
-        self.exposed_s += exposed_s
-        self.messages += 1
+        traffic = self.stats.traffic + Traffic(sent_bytes=sent_bytes, messages=1)
+        self.stats = replace(self.stats, traffic=traffic, exposed_s=self.stats.exposed_s + exposed_s)
 
 
 def test_evaluation_is_left_out_and_progress_comes_now_and_then() -> None:
     fake, records = Fake(), list[Record]()
-    meter = Meter(
+    meter = ProgressMeter(
         rank=0,
-        plan=Plan(world_size=2, batch_size=4, num_steps=6),
+        plan=TrainingPlan(world_size=2, batch_size=4, num_steps=6),
         num_epochs=2,
-        stats=lambda: fake,
+        stats=lambda: fake.stats,
         emit=records.append,
         clock=lambda: fake.now,
     )

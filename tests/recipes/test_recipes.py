@@ -13,8 +13,8 @@ import torch
 from tests.data.make import write_all
 from thinwire.data import load_tokens
 from thinwire.errors import DataError, SettingError
-from thinwire.recipes import convnets, lstm, registry, text, transformer, usual
-from thinwire.recipes.base import Plan, Target
+from thinwire.recipes import networks, registry, samples, trainings
+from thinwire.recipes.base import MetricTarget, TrainingPlan
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -41,7 +41,7 @@ def test_unknown_recipe_is_answered_with_the_known_ones() -> None:
     ("name", "words"),
     [
         ("not_there:recipe", "no module 'not_there'"),
-        ("thinwire.recipes.digits_cnn:other", "has no 'other'"),
+        ("thinwire.recipes.catalog:other", "has no 'other'"),
         ("thinwire.recipes.registry:names", "must return a Recipe, got tuple"),
     ],
 )
@@ -51,7 +51,7 @@ def test_wrong_place_of_an_own_recipe_is_explained(name: str, words: str) -> Non
 
 
 def test_own_recipe_is_found_by_module_and_function() -> None:
-    assert registry.get("thinwire.recipes.digits_cnn:digits_cnn") == registry.get("digits-cnn")
+    assert registry.get("thinwire.recipes.catalog:digits_cnn").name == "digits-cnn"
 
 
 def test_listing_needs_no_torch() -> None:
@@ -63,10 +63,10 @@ def test_listing_needs_no_torch() -> None:
 
 
 def test_target_knows_which_way_is_better() -> None:
-    assert Target(metric="accuracy", value=0.9).reached_by(0.9)
-    assert not Target(metric="accuracy", value=0.9).reached_by(0.89)
-    assert Target(metric="perplexity", value=80, higher_is_better=False).reached_by(79)
-    assert not Target(metric="accuracy", value=0.9).reached_by(float("nan"))
+    assert MetricTarget(metric="accuracy", value=0.9).reached_by(0.9)
+    assert not MetricTarget(metric="accuracy", value=0.9).reached_by(0.89)
+    assert MetricTarget(metric="perplexity", value=80, higher_is_better=False).reached_by(79)
+    assert not MetricTarget(metric="accuracy", value=0.9).reached_by(float("nan"))
 
 
 @pytest.mark.parametrize("name", registry.names())
@@ -92,8 +92,8 @@ def test_parts_fit_together(name: str, tmp_path: Path) -> None:
 def test_learning_rate_grows_with_the_square_root_of_the_global_batch() -> None:
     model = torch.nn.Linear(2, 2)
     rates = [
-        usual.adamw(
-            model, Plan(world_size=world_size, batch_size=16, num_steps=10), rate_at_64=0.01
+        trainings.adamw(
+            model, TrainingPlan(world_size=world_size, batch_size=16, num_steps=10), rate_at_64=0.01
         ).param_groups[0]["lr"]
         for world_size in (1, 4, 16)
     ]
@@ -101,9 +101,9 @@ def test_learning_rate_grows_with_the_square_root_of_the_global_batch() -> None:
 
 
 def test_schedule_lasts_for_all_steps_and_ends_near_nothing() -> None:
-    plan = Plan(world_size=1, batch_size=64, num_steps=10)
-    optimizer = usual.adamw(torch.nn.Linear(2, 2), plan, rate_at_64=0.01)
-    schedule = usual.one_cycle(optimizer, plan)
+    plan = TrainingPlan(world_size=1, batch_size=64, num_steps=10)
+    optimizer = trainings.adamw(torch.nn.Linear(2, 2), plan, rate_at_64=0.01)
+    schedule = trainings.one_cycle(optimizer, plan)
     for _ in range(plan.num_steps):
         optimizer.step()
         schedule.step()
@@ -122,27 +122,27 @@ def test_networks_have_the_published_sizes() -> None:
     def size(model: torch.nn.Module) -> int:
         return sum(parameter.numel() for parameter in model.parameters())
 
-    assert size(convnets.resnet20()) == 269_722  # He et al., table 6: 0.27 million
-    assert size(convnets.vgg16()) == 14_724_042
-    assert size(lstm.Lstm(num_hidden=200, dropout=0, scale=0.1)) == 4_653_200
-    assert size(lstm.Lstm(num_hidden=650, dropout=0, scale=0.1)) == 19_780_400
+    assert size(networks.resnet20()) == 269_722  # He et al., table 6: 0.27 million
+    assert size(networks.vgg16()) == 14_724_042
+    assert size(networks.WordLstm(num_hidden=200, dropout=0, scale=0.1)) == 4_653_200
+    assert size(networks.WordLstm(num_hidden=650, dropout=0, scale=0.1)) == 19_780_400
 
 
 def test_text_in_pieces_has_the_next_word_as_target(tmp_path: Path) -> None:
     write_all(tmp_path)
     tokens = load_tokens(tmp_path)
-    samples = text.pieces(tokens, length=35, order="streams").train
-    inputs, targets = samples.take(np.array([0, 3]))
+    pieces = samples.text_pieces(tokens, length=35, order="streams").train
+    inputs, targets = pieces.take(np.array([0, 3]))
     assert inputs.shape == targets.shape == (2, 35)
     assert inputs[1].tolist() == tokens.train[105:140].tolist()
     assert targets[1].tolist() == tokens.train[106:141].tolist()
-    samples.take(np.array([len(samples) - 1]))
+    pieces.take(np.array([len(pieces) - 1]))
     with pytest.raises(DataError, match="less than one piece"):
-        text.pieces(tokens, length=10_000, order="shuffled")
+        samples.text_pieces(tokens, length=10_000, order="shuffled")
 
 
 def test_transformer_looks_at_no_later_word() -> None:
-    model = transformer.Transformer(length=8, width=16, num_blocks=2, num_heads=2, dropout=0.1).eval()
+    model = networks.Transformer(length=8, width=16, num_blocks=2, num_heads=2, dropout=0.1).eval()
     words = torch.arange(8).unsqueeze(0)
     changed = words.clone()
     changed[0, 5] = 77
@@ -153,15 +153,15 @@ def test_transformer_looks_at_no_later_word() -> None:
 
 def test_perplexity_is_the_number_of_equally_likely_words() -> None:
     outputs, targets = torch.zeros(2, 5, 50), torch.zeros(2, 5, dtype=torch.long)
-    mean = float(text.summed_loss(outputs, targets)) / 2
-    assert text.perplexity(mean) == pytest.approx(50, rel=1e-5)
-    assert text.perplexity(1e6) > 1e300
+    mean = float(trainings.summed_loss(outputs, targets)) / 2
+    assert trainings.perplexity(mean) == pytest.approx(50, rel=1e-5)
+    assert trainings.perplexity(1e6) > 1e300
 
 
 def test_rate_stays_for_a_third_of_the_run_and_is_then_halved() -> None:
-    plan = Plan(world_size=2, batch_size=40, num_steps=39)
-    optimizer = lstm.sgd(torch.nn.Linear(2, 2), plan, rate_at_20=1.0)
-    schedule = lstm.flat_then_halved(optimizer, plan)
+    plan = TrainingPlan(world_size=2, batch_size=40, num_steps=39)
+    optimizer = trainings.plain_sgd(torch.nn.Linear(2, 2), plan, rate_at_20=1.0)
+    schedule = trainings.flat_then_halved(optimizer, plan)
     rates = []
     for _ in range(39):
         rates.append(optimizer.param_groups[0]["lr"])

@@ -11,7 +11,7 @@ import pytest
 from thinwire.cli import main
 from thinwire.errors import MissingExtra
 from thinwire.events import Evaluated, Event, Progress
-from thinwire.recipes.scalars import Scalars, check_installed
+from thinwire.recipes.follow import curves, tensorboard_writer
 
 PROGRESS = Progress(
     step=7,
@@ -29,10 +29,10 @@ EVALUATED = Evaluated(step=10, epoch=1, metric="perplexity", value=80.0, loss=No
 
 def test_each_worker_has_its_curves(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    with Scalars(tmp_path) as scalars:
-        scalars.write(Event(1000.0, 0, PROGRESS))
-        scalars.write(Event(1001.0, 1, PROGRESS))
-        scalars.write(Event(1002.0, 0, EVALUATED))
+    with curves(tmp_path) as draw:
+        draw(Event(1000.0, 0, PROGRESS))
+        draw(Event(1001.0, 1, PROGRESS))
+        draw(Event(1002.0, 0, EVALUATED))
 
     def read(rank: int) -> dict[str, list[tuple[float, int, float]]]:
         loaded: Any = accumulator.EventAccumulator(str(tmp_path / "tensorboard" / f"worker-{rank}"))
@@ -56,7 +56,7 @@ def test_missing_package_is_answered_with_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboard.summary", None)
     with pytest.raises(MissingExtra):
-        check_installed()
+        tensorboard_writer()
     assert main(["train", "--tensorboard"]) == 1
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("error: TensorBoard scalars need a package that is not installed")

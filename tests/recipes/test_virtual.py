@@ -13,9 +13,8 @@ from thinwire.events import Evaluated, Progress, RunEnded, RunStarted, Summary, 
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.base import Recipe
-from thinwire.recipes.config import Choices, RunConfig, resolve
-from thinwire.recipes.virtual import Cluster, Simulated, simulate
-from thinwire.strategies import registry as strategies
+from thinwire.recipes.config import RunConfig, resolve
+from thinwire.recipes.virtual import SimulationResult, VirtualCluster, simulate
 
 RECIPE = registry.get("digits-cnn")
 
@@ -28,17 +27,15 @@ def config(
     batch_size: int = 32,
     shuffle: str = "dealt",
 ) -> RunConfig:
-    name, given = strategies.parse(strategy)
-    chosen = Choices(
-        strategy=name,
-        settings=given,
+    return resolve(
+        "digits-cnn",
+        strategy,
         workers=workers,
         epochs=epochs,
         batch_size=batch_size,
         device="cpu",
         shuffle=shuffle,
     )
-    return resolve("digits-cnn", RECIPE, chosen)
 
 
 def run(
@@ -48,20 +45,27 @@ def run(
     jitter: float = 0.0,
     slow: tuple[str, ...] = (),
     recipe: Recipe = RECIPE,
-) -> Simulated:
+) -> SimulationResult:
     description = describe(hosts=settings.workers, rate="100mbit", faults=faults, slow=slow)
-    cluster = Cluster(description=description, latency_s=0.001, compute_s=0.1, recovery_s=0.5, jitter=jitter)
+    cluster = VirtualCluster(
+        description=description,
+        latency_s=0.001,
+        compute_s=0.1,
+        recovery_s=0.5,
+        jitter=jitter,
+        bucket_bytes=2**24,  # one bucket, so that step times can be told by arithmetic
+    )
     return simulate(recipe, settings, cluster, folder)
 
 
 def test_a_density_too_small_for_so_few_steps_is_told(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = run(tmp_path / "few", config(strategy="gtopk:density=0.01", batch_size=96)).summary.caution
+    told = run(tmp_path / "few", config(strategy="gtopk:density=0.01", batch_size=96)).summary.advice
     assert told.startswith("GTopK with density=0.01 changes a parameter 0.04 times in 4 steps")
     assert told in caplog.text
     caplog.clear()
-    assert run(tmp_path / "exact", config(batch_size=96)).summary.caution == ""
+    assert run(tmp_path / "exact", config(batch_size=96)).summary.advice == ""
     assert not caplog.records
 
 
@@ -124,7 +128,7 @@ def test_one_is_lost_one_joins_and_every_sample_is_used_once(tmp_path: Path) -> 
 
 
 def test_what_a_strategy_tells_of_itself_is_in_the_events(tmp_path: Path) -> None:
-    simulated = run(tmp_path, config(strategy="gossip-grad:asynchronous=true"), slow=("3=0.5",))
+    simulated = run(tmp_path, config(strategy="stochastic-gradient-push"), slow=("3=0.5",))
     told = simulated.summary.instruments
     assert told["mass"] == pytest.approx(1)
     assert told["late_rounds"] > 0
@@ -136,7 +140,7 @@ def test_what_a_strategy_tells_of_itself_is_in_the_events(tmp_path: Path) -> Non
     "strategy",
     [
         *("silent", "all-reduce", "gossip-grad:payload=int8:average_every=3"),
-        *("gossip-grad:share=auto", "gossip-grad:asynchronous=true"),
+        *("gossip-grad:share=auto", "stochastic-gradient-push"),
     ],
 )
 def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
@@ -203,7 +207,7 @@ def test_a_slow_path_is_waited_for_by_samples_too(tmp_path: Path) -> None:
     settings = config(strategy="silent", shuffle="ring")
     description = describe(hosts=4, rate="100kbit")  # a batch's 1,728 bytes take 0.14 s
     simulated = simulate(
-        RECIPE, settings, Cluster(description=description, latency_s=0.001, compute_s=0.1), tmp_path
+        RECIPE, settings, VirtualCluster(description=description, latency_s=0.001, compute_s=0.1), tmp_path
     )
     assert 12 * 0.138 < simulated.summary.train_s < 1.4 * 12 * 0.138  # not 12 * 0.1
     assert simulated.summary.exposed_share > 0.2

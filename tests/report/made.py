@@ -166,7 +166,7 @@ def _last_words(
         messages=2 * steps,
         exposed_share=exposed_s / (step_s * steps),
         instruments=TOLD.get(str(config["strategy"]), {"late_rounds": 2.5, "share": 0.25}),
-        caution="GTopK has <few> steps" if sparse else "",
+        advice="GTopK has <few> steps" if sparse else "",
     )
     return [ended, summary] if rank == 0 else [ended]
 

@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="plots need the extra [report]")
 from matplotlib.image import imread
 
 from tests.report.made import make_bench
-from thinwire.report.write import write_report
+from thinwire.report.page import write_report
 
 BROWSER = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None

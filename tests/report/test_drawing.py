@@ -10,15 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from thinwire import spread
-from thinwire.report import drawing, facts, markup, words
-from thinwire.report.drawing import spread_out, wrapped
-from thinwire.report.looks import COLOURS, INK, looks
+from thinwire import timings
+from thinwire.report import cells, drawing, facts, markup
+from thinwire.report.drawing import COLOURS, INK, looks_of, spread_out, wrapped
 from thinwire.report.markup import Html, tag
 from thinwire.report.run_plots import MOST_POINTS, thinned
 
 
-@pytest.mark.parametrize("module", [drawing, facts, markup, spread, words])
+@pytest.mark.parametrize("module", [cells, drawing, facts, markup, timings])
 def test_examples_hold(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert failed == 0
@@ -66,7 +65,7 @@ def test_every_colour_is_one_variable() -> None:
 
 
 def test_systems_keep_family_colours_however_many() -> None:
-    many = looks([("silent", "ceiling"), *((f"o{i}", "ours") for i in range(10)), ("ddp", "rival")])
+    many = looks_of([("silent", "ceiling"), *((f"o{i}", "ours") for i in range(10)), ("ddp", "rival")])
     assert many["silent"].colour == INK
     assert len({many[f"o{i}"].colour for i in range(8)}) == 8
     assert many["o8"].colour == many["o0"].colour

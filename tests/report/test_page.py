@@ -13,7 +13,7 @@ pytest.importorskip("matplotlib", reason="plots need the extra [report]")
 
 from tests.report.made import make_bench, make_run
 from thinwire.errors import DataError
-from thinwire.report.write import write_report
+from thinwire.report.page import write_report
 
 VOID = {"meta", "br"}
 

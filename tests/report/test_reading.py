@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.report.made import make_run
-from thinwire.events import Event, EventReader, Failed, Progress, RunStarted, Summary, read_events
-from thinwire.report.reading import make_run as put_together
+from thinwire.events import Event, Failed, Progress, RunStarted, Summary, read_events
 from thinwire.report.runs import Run
+from thinwire.report.runs import make_run as put_together
+from thinwire.report.subject import read_subject
 
 
 def run_of(folder: Path, events: list[Event] | None = None) -> Run:
-    run = put_together(folder, read_events(folder) if events is None else events, 0)
+    run = put_together(folder, read_events(folder) if events is None else events)
     assert run is not None
     return run
 
@@ -26,9 +27,9 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
     assert (run.state, run.world_size, run.steps, run.num_steps) == ("finished", 3, 100, 100)
     assert run.train_s == pytest.approx(summary.train_s)
     assert run.exposed_share == pytest.approx(summary.exposed_share)
-    assert run.sent_bytes_per_step == pytest.approx(summary.sent_bytes_per_step)
+    assert run.per_step("sent_bytes") == pytest.approx(summary.sent_bytes_per_step)
     assert run.samples_per_s == pytest.approx(3 * summary.samples_per_s)
-    assert run.step_s * run.steps == pytest.approx(run.train_s)
+    assert run.per_step("train_s") * run.steps == pytest.approx(run.train_s)
 
 
 def test_speed_and_totals_of_an_unfinished_run_come_from_its_progress(tmp_path: Path) -> None:
@@ -36,7 +37,7 @@ def test_speed_and_totals_of_an_unfinished_run_come_from_its_progress(tmp_path: 
     half = run_of(make_run(tmp_path / "half", steps=50, end="not"))
     assert (half.state, half.steps, half.num_steps, half.summary) == ("unfinished", 50, 100, None)
     assert half.samples_per_s == pytest.approx(whole.samples_per_s)
-    assert half.step_s == pytest.approx(whole.step_s)
+    assert half.per_step("train_s") == pytest.approx(whole.per_step("train_s"))
     assert half.train_s == pytest.approx(whole.train_s / 2)
 
 
@@ -67,7 +68,7 @@ def test_losses_that_are_no_numbers_leave_gaps(tmp_path: Path) -> None:
 def test_causes_stand_before_what_followed(tmp_path: Path) -> None:
     run = run_of(make_run(tmp_path / "run", speeds=(1, 1, 1), steps=30, end="badly"))
     assert run.state == "failed"
-    assert [event.rank for event in run.failures] == [1, 0, 2]
+    assert [event.rank for event, _ in run.failures] == [1, 0, 2]
 
 
 def test_a_resumed_run_counts_what_it_did_again_once(tmp_path: Path) -> None:
@@ -91,18 +92,15 @@ def test_a_worker_that_fails_before_others_are_up_has_failed(tmp_path: Path) -> 
     failed = Failed(host="a", error="DataError", message="no data")
     run = run_of(tmp_path, [Event(0, 0, started), Event(1, 0, failed), Event(2, 1, started)])
     assert run.state == "failed"
-    assert (run.steps, run.losses(), run.samples_per_s, run.step_s) == (0, [], 0.0, 0.0)
+    assert (run.steps, run.losses(), run.samples_per_s, run.per_step("train_s")) == (0, [], 0.0, 0.0)
 
 
 def test_no_events_are_no_run_and_damage_is_counted(tmp_path: Path) -> None:
-    assert put_together(tmp_path, [], 0) is None
+    assert put_together(tmp_path, []) is None
     folder = make_run(tmp_path / "run")
     with (folder / "events" / "worker-0.jsonl").open("a") as file:
         file.write("not json\n")
-    reader = EventReader(folder)
-    run = put_together(folder, reader.poll(), reader.skipped)
-    assert run is not None
-    assert run.skipped == 1
+    assert read_subject(folder).skipped == 1
     (folder / "config.json").write_text("not json either")
     assert run_of(folder).facts == {}
     assert run_of(folder).recipe == "digits-cnn"

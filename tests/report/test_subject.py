@@ -1,4 +1,4 @@
-"""What is found in a folder, and what it is called."""
+"""The runs found in a folder, and their names."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 
 from tests.report.made import make_bench, make_run
 from thinwire.errors import DataError
-from thinwire.report.subject import read_subject
-from thinwire.report.target import target_of
+from thinwire.report.subject import Comparison, read_subject
 from thinwire.report.verdict import verdict
 
 
 def labels(folder: Path) -> list[str]:
-    return [training.label for training in read_subject(folder).trainings]
+    return [run.label for run in read_subject(folder).runs]
 
 
 def test_one_run_needs_no_more_than_its_strategy(tmp_path: Path) -> None:
@@ -38,7 +37,7 @@ def test_steps_of_runs_are_held_against_the_ceiling_of_as_many_workers(tmp_path:
     make_run(tmp_path / "a", exposed_share=0.5)
     make_run(tmp_path / "b", strategy="silent", exposed_share=0.0)
     make_run(tmp_path / "c", speeds=(1, 1, 1), exposed_share=0.5)
-    found = {(t.system, t.cell.workers): t for t in read_subject(tmp_path).timings}
+    found = {(t.system, t.workers): t for t in read_subject(tmp_path).timings}
     efficiency = found["all-reduce", 2].efficiency
     assert efficiency is not None
     assert efficiency.median == pytest.approx(0.5)
@@ -48,7 +47,7 @@ def test_steps_of_runs_are_held_against_the_ceiling_of_as_many_workers(tmp_path:
 def test_runs_of_a_benchmark_are_its_systems(tmp_path: Path) -> None:
     subject = read_subject(make_bench(tmp_path / "bench", workers=(2,), rates=(None,), turns=1))
     assert subject.is_bench
-    assert {(t.system, t.family) for t in subject.trainings} == {
+    assert {(t.system, t.family) for t in subject.runs} == {
         ("all-reduce", "ours"),
         ("all-reduce:overlap=forward", "ours"),
         ("ddp", "rival"),
@@ -61,10 +60,10 @@ def test_a_benchmark_among_runs_is_pointed_to(tmp_path: Path) -> None:
     (tmp_path / "odd" / "events").mkdir(parents=True)
     subject = read_subject(tmp_path)
     assert not subject.is_bench
-    assert subject.notes == (
+    assert subject.notes == [
         f"bench is a benchmark with a page of its own: thinwire report {tmp_path / 'bench'}",
         "odd was left out: there are no events (events/worker-*.jsonl)",
-    )
+    ]
 
 
 def test_wrong_folders_are_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -85,36 +84,35 @@ def test_wrong_folders_are_refused_with_a_way_out(tmp_path: Path) -> None:
 
 def test_direction_of_the_metric_is_read_off_the_summaries(tmp_path: Path) -> None:
     make_run(tmp_path / "good")
-    [training] = read_subject(tmp_path).trainings
-    target = target_of([training.run])
+    [run] = read_subject(tmp_path).runs
+    target = Comparison([run]).target
     assert target is not None
     assert not target.lower_is_better
-    assert target.seconds(training.run) == pytest.approx(training.run.values()[2][0])
-    assert target_of([]) is None
+    assert target.seconds(run) == pytest.approx(run.values()[2][0])
     text = (tmp_path / "good" / "events" / "worker-0.jsonl").read_text()
     (tmp_path / "good" / "events" / "worker-0.jsonl").write_text(
         text.replace('"target": 0.9, "reached": true', '"target": 0.9, "reached": false')
     )
-    [training] = read_subject(tmp_path).trainings
-    falling = target_of([training.run])
+    [run] = read_subject(tmp_path).runs
+    falling = Comparison([run]).target
     assert falling is not None
     assert falling.lower_is_better
-    assert falling.seconds(training.run) == pytest.approx(training.run.values()[0][0])
+    assert falling.seconds(run) == pytest.approx(run.values()[0][0])
 
 
 def test_a_benchmark_may_aim_lower_than_its_recipes(tmp_path: Path) -> None:
     make_run(tmp_path / "runs" / "digits")
     table = tmp_path / "time_to_accuracy.json"
     table.write_text('[{"recipe": "digits-cnn", "target": 0.25}, {"recipe": "digits-cnn", "target": null}]')
-    [training] = read_subject(tmp_path).trainings
-    target = target_of([training.run])
+    [run] = read_subject(tmp_path).runs
+    target = Comparison([run]).target
     assert target is not None
     assert target.value == 0.25
-    assert target.seconds(training.run) == pytest.approx(training.run.values()[0][0])
+    assert target.seconds(run) == pytest.approx(run.values()[0][0])
     for damaged in ("{", '{"recipe": 1}', "[1, {}]"):
         table.write_text(damaged)
-        [training] = read_subject(tmp_path).trainings
-        assert training.run.aim is None
+        [run] = read_subject(tmp_path).runs
+        assert run.aim is None
 
 
 @pytest.mark.parametrize(

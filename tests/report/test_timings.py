@@ -10,16 +10,8 @@ from hypothesis import strategies as st
 
 from tests.report.made import NETS, make_bench
 from thinwire.events import StepTimed, read_events
-from thinwire.report.timings import (
-    Cell,
-    best_of_ours,
-    cells,
-    headline,
-    ran,
-    speedups,
-    timings,
-)
-from thinwire.spread import Spread
+from thinwire.report.cells import best_of_ours, cells, headline, ran, speedups
+from thinwire.timings import GridCell, Spread, timings
 
 BIG, SMALL = "resnet-made-up", next(iter(NETS))
 
@@ -76,12 +68,12 @@ def test_headline_is_the_middle_rate_and_the_most_workers_the_machine_carried(
     blocks: list[StepTimed],
 ) -> None:
     found = timings(blocks)
-    assert headline(found) == Cell(SMALL, 200e6, 16)
+    assert headline(found) == GridCell(16, 200e6, SMALL)
     full = timings(replace(b, processor_full=b.workers == 16) for b in blocks)
-    assert headline(full) == Cell(SMALL, 200e6, 8)
-    assert headline(timings(replace(b, processor_full=True) for b in blocks)) == Cell(SMALL, 200e6, 16)
+    assert headline(full) == GridCell(8, 200e6, SMALL)
+    assert headline(timings(replace(b, processor_full=True) for b in blocks)) == GridCell(16, 200e6, SMALL)
     fewer = timings(b for b in blocks if b.workers < 8 or b.family == "ceiling")
-    assert headline(fewer) == Cell(SMALL, 200e6, 4)
+    assert headline(fewer) == GridCell(4, 200e6, SMALL)
     assert headline([]) is None
 
 
@@ -91,7 +83,9 @@ def test_best_of_ours_and_its_speed(blocks: list[StepTimed]) -> None:
     assert best_of_ours([t for t in found if t.family != "ours"]) is None
     ratios = speedups(found, "all-reduce:overlap=forward", "ddp")
     assert len(ratios) == 24
-    own = next(t for t in found if (t.system, t.cell) == ("all-reduce:overlap=forward", Cell(BIG, 50e6, 8)))
-    other = next(t for t in found if (t.system, t.cell) == ("ddp", Cell(BIG, 50e6, 8)))
+    own = next(
+        t for t in found if (t.system, t.cell) == ("all-reduce:overlap=forward", GridCell(8, 50e6, BIG))
+    )
+    other = next(t for t in found if (t.system, t.cell) == ("ddp", GridCell(8, 50e6, BIG)))
     assert ratios[own.cell] == pytest.approx(other.median_s / own.median_s)
     assert speedups(found, "all-reduce", "nobody") == {}

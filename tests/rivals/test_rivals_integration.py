@@ -12,7 +12,7 @@ from tests.worlds import run_processes
 
 pytestmark = pytest.mark.processes
 STEPS = {"post-local-sgd": 35}
-"""So many that all agree at the end: post-local SGD averages after steps 3, 11, ..., 35; the others by 32."""
+"""Steps after which all workers agree: post-local SGD averages after 3, 11, ..., 35; the others by 32."""
 
 
 Trained = tuple[list[torch.Tensor], float, float]
@@ -43,7 +43,7 @@ def _train(name: str) -> Trained:
 
 
 def _train_each(names: list[str]) -> dict[str, Trained]:
-    """What one worker of the world does: starting it takes longer than training here."""
+    """Train every rival in one worker process, since starting it takes longer than training."""
     return {name: _train(name) for name in names}
 
 

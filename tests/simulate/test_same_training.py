@@ -8,7 +8,8 @@ from torch import Tensor
 
 import thinwire as tw
 from tests.contract.table import STRATEGIES
-from tests.simulate.toys import Elastic, EveryFew, Gossip, TreeTopK
+from tests.contract.toys import ParameterServer
+from tests.simulate.toys import EveryFew, Gossip, TreeTopK
 from tests.simulate.training import for_real, on_the_clock, weights
 from tests.worlds import run_threads
 from thinwire.errors import UsageError
@@ -29,7 +30,7 @@ def worst(ours: list[list[Tensor]], theirs: list[list[Tensor]]) -> float:
 def test_the_same_bits_as_threads(strategy: Strategy, world_size: int) -> None:
     start = weights()
     real = run_threads(
-        world_size, lambda wire: for_real(strategy, wire, wire.rank, world_size, start, dropout=False)
+        world_size, lambda lane: for_real(strategy, lane, lane.rank, world_size, start, dropout=False)
     )
     alone, _ = on_the_clock(strategy, world_size, start, dropout=False, batched=False)
     assert all(torch.equal(a, b) for x, y in zip(alone, real, strict=True) for a, b in zip(x, y, strict=True))
@@ -60,7 +61,7 @@ def test_replicas_that_do_not_agree_after_all_are_refused() -> None:
 def test_the_same_samples_as_in_threads(shuffle: str) -> None:
     start = weights()
     real = run_threads(
-        3, lambda wire: for_real(Gossip(), wire, wire.rank, 3, start, dropout=False, shuffle=shuffle)
+        3, lambda lane: for_real(Gossip(), lane, lane.rank, 3, start, dropout=False, shuffle=shuffle)
     )
     ours, _ = on_the_clock(Gossip(), 3, start, dropout=False, batched=False, shuffle=shuffle)
     assert all(torch.equal(a, b) for x, y in zip(ours, real, strict=True) for a, b in zip(x, y, strict=True))
@@ -84,15 +85,21 @@ def test_dropout_drops() -> None:
 
 
 def test_a_server_lets_a_slow_worker_be_slow() -> None:
-    start = weights()
-    _, equal = on_the_clock(Elastic(), 3, start, dropout=False, batched=True)
-    _, unequal = on_the_clock(Elastic(), 3, start, dropout=False, batched=True, slow=("2=0.5",))
-    assert unequal.stats(1).exposed_s < 0.1 * unequal.clock.now_s
-    assert unequal.clock.now_s == pytest.approx(2 * equal.clock.now_s, rel=0.1)
+    start, equal, unequal = weights(), dict[int, float](), dict[int, float]()
+    on_the_clock(ParameterServer(), 3, start, dropout=False, batched=True, ended_s=equal)
+    slow = ("2=0.5",)
+    _, session = on_the_clock(
+        ParameterServer(), 3, start, dropout=False, batched=True, slow=slow, ended_s=unequal
+    )
+    assert unequal[1] == pytest.approx(equal[1], rel=0.02)
+    assert unequal[2] == pytest.approx(2 * equal[2], rel=0.02)
+    state, sent = session.worker(0).core.groups[0].state, [session.worker(host).steps for host in range(3)]
+    num_buckets = len(session.worker(0).core.buckets)
+    assert state.served == [steps * num_buckets for steps in sent], "every message was answered"
 
 
 def test_late_gossip_hides_a_slow_step() -> None:
     start = weights()
     _, strict = on_the_clock(Gossip(), 4, start, dropout=False, batched=True)
-    _, late = on_the_clock(Gossip(late=2), 4, start, dropout=False, batched=True)
+    _, late = on_the_clock(Gossip(slack=2), 4, start, dropout=False, batched=True)
     assert late.clock.now_s <= strict.clock.now_s

@@ -25,7 +25,7 @@ def every_strategy(start: dict[str, Tensor]) -> list[list[Tensor]]:
 @pytest.mark.parametrize(
     "world_size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )
-def test_fifty_steps_of_digits_cnn(world_size: int) -> None:
+def test_steps_of_digits_cnn(world_size: int) -> None:
     start = weights()
     real = run_processes(world_size, every_strategy, start)
     for number, strategy in enumerate([*STRATEGIES, *TOYS]):

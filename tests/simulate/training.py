@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import thinwire as tw
 from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
-from thinwire.recipes.base import Data, Plan, Samples, Training
+from thinwire.recipes.base import Data, Samples, Training
 from thinwire.recipes.config import RunConfig
-from thinwire.recipes.held import hold, ring_of
-from thinwire.recipes.images import GreyImages
-from thinwire.recipes.keep import Course
 from thinwire.recipes.learners import RecipeLearners
-from thinwire.recipes.train import Worker, seed_of, shards_of
+from thinwire.recipes.partition import own_part, shuffle_ring
+from thinwire.recipes.samples import TensorSamples
+from thinwire.recipes.setup import RunSetup, worker_seed
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
-from thinwire.wire.base import Wire
+from thinwire.wire.base import Lane
 
-STEPS = 50
+STEPS = 20
+"""All that strategies do every few steps happens in these; float64 shows any difference at once."""
 BATCH = 4
 COMPUTE_S = 0.05
 _loading = threading.Lock()
@@ -36,18 +34,11 @@ BUCKET_BYTES = 100_000
 """Several buckets: the model has 0.3 MB."""
 
 
-@dataclass(frozen=True)
-class Double(GreyImages):
+def double(samples: Samples) -> TensorSamples:
     """Samples in float64."""
-
-    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        inputs, targets = GreyImages.take(self, indices)
-        return inputs.double(), targets
-
-
-def double(samples: Samples) -> Double:
-    assert isinstance(samples, GreyImages)
-    return Double(samples.inputs, samples.targets, samples.highest)
+    assert isinstance(samples, TensorSamples)
+    convert = samples.convert
+    return replace(samples, convert=lambda inputs: convert(inputs).double())
 
 
 def training(*, dropout: bool) -> Training:
@@ -84,6 +75,12 @@ def config(world_size: int, shuffle: str = "dealt") -> RunConfig:
     )
 
 
+def setup(world_size: int, shuffle: str, *, dropout: bool) -> RunSetup:
+    """A run without a seed of its own: everybody starts from the same `weights`."""
+    parts, recipe = training(dropout=dropout), registry.get("digits-cnn")
+    return RunSetup(recipe, config(world_size, shuffle), parts, parts.data(None), torch.device("cpu"))
+
+
 def weights() -> dict[str, Tensor]:
     """What everybody starts from."""
     with torch.random.fork_rng():
@@ -93,7 +90,7 @@ def weights() -> dict[str, Tensor]:
 
 def for_real(
     strategy: Strategy,
-    wire: Wire | None,
+    lane: Lane | None,
     rank: int,
     world_size: int,
     start: dict[str, Tensor],
@@ -101,24 +98,22 @@ def for_real(
     dropout: bool,
     shuffle: str = "dealt",
 ) -> list[Tensor]:
-    """One worker's parameters after some steps of an ordinary loop; `wire` None: the process group's."""
-    parts, settings = training(dropout=dropout), config(world_size, shuffle)
-    data = parts.data(None)
-    shards: Shards | Streams | ShuffleRing = shards_of(data, settings, Worker(rank, world_size))
-    num_steps = settings.epochs * shards.num_batches(settings.batch_size)
-    plan = Plan(world_size=world_size, batch_size=settings.batch_size, num_steps=num_steps)
+    """One worker's parameters after some steps of an ordinary loop; `lane` None: the process group's."""
+    run = setup(world_size, shuffle, dropout=dropout)
+    parts, settings, data = run.training, run.config, run.data
+    shards: Shards | Streams | ShuffleRing = run.shards(rank, world_size)
     model = parts.model()
     model.load_state_dict(start)
-    optimizer = parts.optimizer(model, plan)
-    course = Course(optimizer, parts.schedule, plan)
+    schedule = run.lr_schedule(model, run.plan(world_size))
+    optimizer = schedule.optimizer
     done = 0
-    with tw.attach(model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES) as link:
+    with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:
         if dropout:
-            torch.manual_seed(seed_of(settings.seed, rank))
+            torch.manual_seed(worker_seed(settings.seed, rank))
         if shuffle != "dealt":
-            data = hold(data, rank, world_size)
+            data = own_part(data, rank, world_size)
         if shuffle == "ring":
-            shards = ring_of(data, settings, link)
+            shards = shuffle_ring(data, settings.seed, link)
         for epoch in range(settings.epochs):
             shards.set_epoch(epoch)
             for batch in shards.batches(settings.batch_size):
@@ -128,9 +123,9 @@ def for_real(
                 optimizer.zero_grad()
                 parts.loss(model(inputs), targets).backward()
                 optimizer.step()
-                course.step()
+                schedule.step()
                 done += 1
-            link.settle()
+            link.synchronize()
         assert done == STEPS
     return [p.detach().clone() for p in model.parameters()]
 
@@ -152,12 +147,8 @@ def on_the_clock(
     `ended_s` is told when each worker, by host, had done them.
     """
     ended_s = {} if ended_s is None else ended_s
-    settings, parts = config(world_size, shuffle), training(dropout=dropout)
     learners = RecipeLearners(
-        parts,
-        parts.data(None),
-        settings,
-        torch.device("cpu"),
+        setup(world_size, shuffle, dropout=dropout),
         lambda host, *_: ended_s.update({host: session.clock.now_s}),
         agree=strategy.replicas_agree,
         lockstep=lockstep,
@@ -166,10 +157,10 @@ def on_the_clock(
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)
-    ways = Ways(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
-    session = Session(network, strategy, learners, ways)
+    model = ComputeModel(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
+    session = Session(network, strategy, learners, model)
     session.num_steps = STEPS
-    for epoch in range(settings.epochs):
+    for epoch in range(learners.setup.config.epochs):
         if epoch:
             learners.begin(epoch)
         session.epoch()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -39,6 +40,17 @@ class Sample(Strategy):
     def __post_init__(self) -> None:
         if self.whole < 0:
             raise SettingError("Sample.whole must be at least 0")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Strict(Strategy):
+    """A class of a user, with an error of its own."""
+
+    few: int = 1
+
+    def __post_init__(self) -> None:
+        if self.few > 3:
+            raise ValueError("few must be small")
 
 
 @pytest.fixture(autouse=True)
@@ -107,6 +119,62 @@ def test_unknown_strategy_is_answered_with_the_known_ones() -> None:
     assert "thinwire strategies" in caught.value.hint
 
 
+def test_one_grammar_for_known_and_own_strategies() -> None:
+    assert registry.parse("topk:density=0.1:payload=int8") == ("topk", {"density": "0.1", "payload": "int8"})
+    assert registry.parse(" a.b:C ") == ("a.b:C", {})
+    assert registry.parse("a.b:C:k=x=y") == ("a.b:C", {"k": "x=y"})
+    assert registry.from_text(f"{__name__}:Sample:needed=4:whole=3") == build(whole=3)
+    assert registry.describe(f"{__name__}:Sample").summary == registry.describe("sample").summary
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "hint"),
+    [
+        (
+            "all-reduce:overlap",
+            "strategy must be NAME or NAME:KEY=VALUE:KEY=VALUE",
+            "for example all-reduce:",
+        ),
+        ("a.b:C:k", "strategy must be NAME or NAME:KEY=VALUE:KEY=VALUE", "my_module:MyStrategy"),
+        (":C", "strategy ':C' cannot be imported: '' is not the name of a module", ""),
+        ("silent:k=1:k=2", "setting 'k' must be given once", ""),
+        ("not_there:C", "strategy 'not_there:C' cannot be imported: no module 'not_there'", "PYTHONPATH"),
+        ("math:C", "strategy 'math:C' cannot be imported: math has no 'C'", "imported from"),
+        (f"{__name__}:Sample2", "has no 'Sample2'", "did you mean 'Sample'?"),
+        ("math:pi", "must be a dataclass derived from Strategy, got a float", "docs/"),
+        ("pathlib:Path", "must be a dataclass derived from Strategy, got the class Path", "docs/"),
+        ("thinwire.hosts.faults:Fault", "must be a dataclass derived from Strategy, got the class Fault", ""),
+        (f"{__name__}:Sample:needed=1:wort=x", "has no setting 'wort'", "it has word (text)"),
+        (f"{__name__}:Strict:few=9", "refuses its settings: few must be small", "it has few"),
+    ],
+)
+def test_wrong_texts_are_one_error_with_a_hint(text: str, words: str, hint: str) -> None:
+    with pytest.raises(SettingError) as caught:
+        registry.from_text(text)
+    assert words in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("import torhc", "ModuleNotFoundError: No module named 'torhc'"),
+        ("x = 1 +", "SyntaxError: "),
+        ("1 / 0", "ZeroDivisionError: "),
+    ],
+)
+def test_a_module_with_an_error_names_the_line(
+    source: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_broken.py").write_text(f"\n{source}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(SettingError, match="'own_broken:C' cannot be imported") as caught:
+        registry.from_text("own_broken:C")
+    assert words in caught.value.message
+    assert "own_broken.py, line 2" in caught.value.hint
+
+
 def test_unknown_and_missing_settings_are_answered_with_the_known_ones() -> None:
     with pytest.raises(SettingError, match="sample has no setting 'wort'") as caught:
         build(wort="x")
@@ -146,9 +214,9 @@ def test_resolved_settings_build_the_same_again() -> None:
     assert registry.build("sample", resolved) == built
 
 
-def test_listing_needs_no_torch() -> None:
+def test_names_need_no_torch() -> None:
     code = (
         "import sys; from thinwire.strategies import registry as r; "
-        "[r.describe(n) for n in r.names()]; sys.exit('torch' in sys.modules)"
+        "assert r.names() and r.parse('gtopk:density=0.1'); sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

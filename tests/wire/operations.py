@@ -1,4 +1,4 @@
-"""Every wire operation with its expected result, for any wire."""
+"""Every operation with its expected result, for any lane and for the wire on top of it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.wire.base import Wire
+from thinwire.wire.base import Lane
+from thinwire.wire.wire import Wire
 
 SIZE = 12
 
@@ -22,19 +23,19 @@ def blocking(coroutine: Coroutine[Any, Any, None]) -> None:
         pass
 
 
-def check_all(wire: Wire, dtype: torch.dtype = torch.float32) -> None:
-    blocking(every_operation(wire, dtype))
+def check_all(lane: Lane, dtype: torch.dtype = torch.float32) -> None:
+    blocking(every_operation(lane, dtype))
 
 
-def check_lanes(wire: Wire) -> None:
-    blocking(some_lanes(wire))
+def check_lanes(lane: Lane) -> None:
+    blocking(some_lanes(lane))
 
 
 def own(rank: int, dtype: torch.dtype) -> Tensor:
     return (torch.arange(SIZE) + 100 * rank).to(dtype)
 
 
-async def every_operation(wire: Wire, dtype: torch.dtype = torch.float32) -> None:
+async def every_operation(wire: Lane | Wire, dtype: torch.dtype = torch.float32) -> None:
     """Run every operation once and compare with what it promises."""
     rank, world_size = wire.rank, wire.world_size
     everyone = [own(r, dtype) for r in range(world_size)]
@@ -79,18 +80,37 @@ async def every_operation(wire: Wire, dtype: torch.dtype = torch.float32) -> Non
         assert torch.equal(inbox, everyone[source])
 
 
-async def some_lanes(wire: Wire) -> None:
+async def some_lanes(lane: Lane) -> None:
     """Lanes for everyone and for some, and operations on both at once."""
-    other = wire.lane("other")
+    other = lane.lane("other")
     a, b = torch.ones(SIZE), torch.full((SIZE,), 2.0)
-    works = [wire.all_reduce_(a), other.all_reduce_(b)]
+    works = [lane.all_reduce_(a), other.all_reduce_(b)]
     for work in works:
         await work
     assert torch.equal(b, 2 * a)
-    pair = [0, 1] if wire.rank < 2 else [2]
-    some = wire.lane("some", pair)
+    pair = [0, 1] if lane.rank < 2 else [2]
+    some = lane.lane("some", pair)
     assert some.world_size == len(pair)
-    assert pair[some.rank] == wire.rank
-    data = torch.full((SIZE,), float(wire.rank))
+    assert pair[some.rank] == lane.rank
+    data = torch.full((SIZE,), float(lane.rank))
     await some.all_reduce_(data)
     assert data[0] == sum(pair)
+
+
+async def some_groups(wire: Wire, tag: int = 0) -> None:
+    """A pair and a group of one, while a collective of everybody is under way; for three workers."""
+    everyone = torch.ones(SIZE)
+    work = wire.all_reduce_(everyone)
+    ranks = [1, 0] if wire.rank < 2 else [2]
+    group = wire.group(ranks)
+    assert ranks[group.rank] == wire.rank
+    data, inbox = torch.full((SIZE,), float(wire.rank)), torch.zeros(SIZE)
+    await group.all_reduce_(data)
+    assert data[0] == sum(ranks)
+    if group.world_size == 2:
+        own, peer = torch.full((SIZE,), float(wire.rank)), 1 - group.rank
+        await group.exchange(send=own, to=peer, recv=inbox, source=peer, tag=tag)
+        assert inbox[0] == ranks[peer]
+    await work
+    assert everyone[0] == wire.world_size
+    assert wire.group([2, 1, 0]).group([2, 1, 0]).rank == wire.rank

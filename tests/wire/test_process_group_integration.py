@@ -1,35 +1,57 @@
 from __future__ import annotations
 
-import time
+import queue
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from tests.wire.operations import check_all, check_lanes
+from tests.wire.operations import check_all, check_lanes, every_operation, some_groups
 from tests.worlds import run_processes
-from thinwire.wire.base import Work
+from thinwire.engine.driver import Driver, ProgressThread
+from thinwire.engine.endpoint import Endpoint, Make
+from thinwire.wire.backend import pool
+from thinwire.wire.base import Lane
 from thinwire.wire.process_group import connect
+from thinwire.wire.wire import Meter
 
 pytestmark = pytest.mark.processes
 
 
 def use_everything() -> None:
-    wire = connect(None, timeout_s=60)
-    assert wire is not None
+    lane = connect(None, timeout_s=60)
+    assert lane is not None
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
-        check_all(wire, dtype)
-    check_lanes(wire)
-    wire.all_reduce_(torch.zeros(1)).wait()
-    wire.close()
-    for _ in range(3):  # groups are used again, with nothing left of their last use
+        check_all(lane, dtype)
+    check_lanes(lane)
+    use_wires(lane)
+    lane.all_reduce_(torch.zeros(1)).wait()
+    lane.close()
+    for _ in range(3):  # backends are used again, with nothing left of their last use
         again = connect(None, timeout_s=60)
         assert again is not None
         check_all(again)
+        use_wires(again)
         again.all_reduce_(torch.zeros(1)).wait()
         again.close()
-    assert dist.distributed_c10d._world.group_count <= 3 + 1
+    assert set(pool._made.values()) == {1}
+    assert dist.distributed_c10d._world.group_count == 1
     use_a_part()
+
+
+def use_wires(lane: Lane) -> None:
+    """Several coroutines at once, each with a wire of its own."""
+    progress = ProgressThread("progress")
+    driver, endpoint = Driver(progress.soon, progress.soon), Endpoint(lane, Meter())
+    algorithms: list[Make] = [
+        every_operation,
+        *(lambda wire, tag=tag: some_groups(wire, tag) for tag in (20, 21)),
+    ]
+    tasks = [endpoint.start(driver, "reduce", algorithm) for algorithm in algorithms]
+    try:
+        assert all(task.wait(60) for task in tasks)
+    finally:
+        progress.stop()
 
 
 def use_a_part() -> None:
@@ -37,16 +59,16 @@ def use_a_part() -> None:
     part = dist.new_group([0, 2])
     if dist.get_rank() == 1:
         return
-    wire = connect(part, timeout_s=60)
-    assert wire is not None
-    assert wire.world_size == 2
-    check_all(wire)
-    late = wire.exchange(recv=torch.empty(1), source=1 - wire.rank, tag=7)
+    lane = connect(part, timeout_s=60)
+    assert lane is not None
+    assert lane.world_size == 2
+    check_all(lane)
+    late = lane.exchange(recv=torch.empty(1), source=1 - lane.rank, tag=7)
     assert not late.done()
-    wire.exchange(send=torch.ones(1), to=1 - wire.rank, tag=7).wait()
+    lane.exchange(send=torch.ones(1), to=1 - lane.rank, tag=7).wait()
     late.wait()
     assert late.done()
-    wire.close()
+    lane.close()
 
 
 def test_every_operation_over_gloo() -> None:
@@ -55,24 +77,24 @@ def test_every_operation_over_gloo() -> None:
 
 def receive_in_any_order() -> list[int]:
     """Receives end when their message comes, not in the order they were posted."""
-    wire = connect(None, timeout_s=60)
-    assert wire is not None
-    ended: list[int] = []
-    if wire.rank == 0:
-        works: list[Work] = []
+    lane = connect(None, timeout_s=60)
+    assert lane is not None
+    ended: queue.SimpleQueue[int] = queue.SimpleQueue()
+    order: list[int] = []
+    if lane.rank == 0:
         for tag in range(4):
-            work = wire.exchange(recv=torch.empty(1), source=1, tag=tag)
-            work.when_done(lambda tag=tag: ended.append(tag))  # type: ignore[misc]
-            works.append(work)
-        for work in works:
-            work.wait()
+            work = lane.exchange(recv=torch.empty(1), source=1, tag=tag)
+            work.when_done(lambda tag=tag: ended.put(tag))  # type: ignore[misc]
+        for number in range(4):
+            order.append(ended.get(timeout=60))
+            lane.exchange(send=torch.ones(1), to=1, tag=10 + number).wait()
     else:
-        for tag in (2, 0, 3, 1):
-            wire.exchange(send=torch.ones(1), to=0, tag=tag).wait()
-            time.sleep(0.3)
-    wire.all_reduce_(torch.zeros(1)).wait()
-    wire.close()
-    return ended
+        for number, tag in enumerate((2, 0, 3, 1)):
+            lane.exchange(send=torch.ones(1), to=0, tag=tag).wait()
+            lane.exchange(recv=torch.empty(1), source=0, tag=10 + number).wait()
+    lane.all_reduce_(torch.zeros(1)).wait()
+    lane.close()
+    return order
 
 
 def test_receives_end_when_their_message_comes() -> None:

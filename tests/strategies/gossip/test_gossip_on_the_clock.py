@@ -1,4 +1,4 @@
-"""Gossip by the clock, where time is virtual: what follows the clock can be repeated there."""
+"""Gossip that depends on time, on a virtual clock: there it can be repeated."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from thinwire.compress.sizes import payload_bytes
 from thinwire.hosts.description import describe
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
-from thinwire.simulate.sizes import pace
-from thinwire.simulate.worker import Ways
+from thinwire.simulate.sizes import step_times
+from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 
 
@@ -32,37 +32,35 @@ def test_others_keep_their_speed_beside_a_slow_one() -> None:
     start, slow = weights(), ("4=0.5",)
     together, apart = dict[int, float](), dict[int, float]()
     on_the_clock(tw.AllReduce(), 5, start, dropout=False, batched=True, slow=slow, ended_s=together)
-    on_the_clock(
-        tw.GossipGraD(asynchronous=True), 5, start, dropout=False, batched=True, slow=slow, ended_s=apart
-    )
+    on_the_clock(tw.StochasticGradientPush(), 5, start, dropout=False, batched=True, slow=slow, ended_s=apart)
     alone_s = STEPS * COMPUTE_S
     assert min(together.values()) > 1.9 * alone_s
     assert max(apart[host] for host in range(4)) < alone_s / 0.95
     assert apart[4] == pytest.approx(2 * alone_s, rel=0.05)
 
 
-def test_asynchronous_sizes_alone_never_wait() -> None:
+def test_push_sum_of_sizes_alone_never_waits() -> None:
     """A message of 0.4 s every second step, since the wire takes no more."""
     network = Network(describe(hosts=5, rate="100mbit"), latency_s=0.001)
-    strategy = tw.GossipGraD(asynchronous=True)
-    paced = pace([(250, 500)] * 10, network, strategy, Ways(compute=Compute.of(0.3)), steps=10)
-    assert paced.step_s == pytest.approx(0.3)
-    assert paced.exposed_s == 0
-    assert paced.sent_bytes == pytest.approx(5_000_000 / 2, rel=0.2)
+    strategy = tw.StochasticGradientPush()
+    times = step_times([(250, 500)] * 10, network, strategy, ComputeModel(compute=Compute.of(0.3)), steps=10)
+    assert times.step_s == pytest.approx(0.3)
+    assert times.exposed_s == 0
+    assert times.sent_bytes == pytest.approx(5_000_000 / 2, rel=0.2)
 
 
 @pytest.mark.parametrize("rate", ["250mbit", "50mbit", "12500kbit", "3mbit"])
 def test_auto_never_waits_and_uses_the_wire(rate: str) -> None:
     """A quarter of 5 M parameters at a quarter of 1 Gbit/s, 200, 50 and 12 Mbit/s."""
     description = describe(hosts=4, rate=rate)
-    paced = pace(
+    times = step_times(
         [(250, 500)] * 10,
         Network(description, latency_s=0.0004),
         tw.GossipGraD(share="auto"),
-        Ways(compute=Compute.of(0.3)),
+        ComputeModel(compute=Compute.of(0.3)),
         steps=16,
     )
-    assert paced.step_s < 0.3 / 0.97
+    assert times.step_s < 0.3 / 0.97
     whole = payload_bytes("int8", 1_250_000, 4)
-    use = 8 * paced.sent_bytes / (description.hosts[0].rate_bit_per_s * paced.step_s)
-    assert use > 0.7 or paced.sent_bytes > 0.99 * whole
+    use = 8 * times.sent_bytes / (description.hosts[0].rate_bit_per_s * times.step_s)
+    assert use > 0.7 or times.sent_bytes > 0.99 * whole

@@ -13,19 +13,19 @@ import thinwire as tw
 from tests.contract.training import BUCKET_BYTES, batch, model_and_optimizer, step_once
 from tests.worlds import run_threads
 from thinwire.strategies.base import Strategy
-from thinwire.wire.threads import ThreadWire
+from thinwire.wire.local import LocalLane
 
 
 @pytest.mark.parametrize("how", ["deepcopy", "torch.save"])
 def test_a_copy_has_what_was_under_way_and_no_hooks(how: str) -> None:
-    def work(wire: ThreadWire) -> None:
+    def work(lane: LocalLane) -> None:
         model, optimizer = model_and_optimizer()
         with tw.attach(
-            model, optimizer, tw.GossipGraD(), process_group=wire, bucket_bytes=BUCKET_BYTES
+            model, optimizer, tw.GossipGraD(), process_group=lane, bucket_bytes=BUCKET_BYTES
         ) as link:
             step_once(model, optimizer, 0, link.rank)
             copy = deepcopy(model) if how == "deepcopy" else _through_a_file(model)
-            link.settle()
+            link.synchronize()
             for own, copied in zip(model.parameters(), copy.parameters(), strict=True):
                 assert torch.equal(own, copied)
             assert not any(p._post_accumulate_grad_hooks for p in copy.parameters())
@@ -46,16 +46,16 @@ def _through_a_file(model: torch.nn.Module) -> torch.nn.Module:
     ("strategy", "times"),
     [
         (tw.GossipGraD(), math.sqrt(3)),
-        (tw.GossipGraD(exchange="gradients", average_every=4), 1.0),
+        (tw.StochasticGradientPush(), math.sqrt(3)),
         (tw.AllReduce(), 1.0),
         (tw.Silent(), 1.0),
     ],
     ids=repr,
 )
 def test_own_gradients_are_clipped_to_what_their_mean_needs(strategy: Strategy, times: float) -> None:
-    def work(wire: ThreadWire) -> float:
+    def work(lane: LocalLane) -> float:
         model, optimizer = model_and_optimizer()
-        with tw.attach(model, optimizer, strategy, process_group=wire, bucket_bytes=BUCKET_BYTES) as link:
+        with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:
             inputs, targets = batch(0, link.rank)
             (model(inputs) - targets).square().mean().backward()
             found = link.clip_grad_norm_(0.01)

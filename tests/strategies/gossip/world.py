@@ -3,202 +3,150 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.engine.driver import Inline, Task
-from thinwire.strategies.base import Parameters
-from thinwire.strategies.gossip.cells import Place
-from thinwire.strategies.gossip.letter import Layout
-from thinwire.strategies.gossip.mail import _PAYLOADS
-from thinwire.strategies.gossip_grad import GossipGraD
-from thinwire.wire.base import Work
-from thinwire.wire.threads import ThreadWire, ThreadWorld
+from tests.strategies.inline import make_core, waiting
+from thinwire.engine.driver import Inline
+from thinwire.strategies.base import Strategy
+from thinwire.strategies.stochastic_gradient_push import PushState
+from thinwire.traffic import Round
+from thinwire.wire.local import LocalWorld
 
 SIZES = (150, 301, 49)
+Call = Callable[[], None]
 
 
-class Flat:
-    """A bucket without a model."""
+class HeldMedium:
+    """Keeps the ends of transfers until the test wants them."""
 
-    def __init__(self, index: int, data: Tensor) -> None:
-        self.index = index
-        self.data = data
-        self.num_parameters = data.numel()
-        self.companions: Mapping[str, Parameters] = {}
+    def __init__(self) -> None:
+        self.held: list[Call] = []
+        self.sent: list[tuple[int, int, int]] = []
+        """Source, destination and bytes of every transfer."""
 
-    def read(self, out: Tensor | None = None) -> Tensor:
-        return self.data.clone() if out is None else out.copy_(self.data)
+    def now(self) -> float:
+        return time.perf_counter()
 
-    def write_(self, data: Tensor) -> None:
-        self.data.copy_(data)
+    def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
+        self.sent.append((source, to, num_bytes))
+        self.held += [sent, arrived]
 
-    def add_(self, data: Tensor, scale: float = 1.0) -> None:
-        self.data.add_(data, alpha=scale)
-
-    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
-        self.data.lerp_(data, weight)
+    def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
+        self.held.append(ended)
 
 
-class Spy:
-    """A wire that remembers what was sent."""
+class GossipWorld:
+    """Workers under one strategy, each with buckets of random numbers, which only `update` trains."""
 
-    def __init__(self, wire: ThreadWire) -> None:
-        self.inner = wire
-        self.rank, self.world_size = wire.rank, wire.world_size
-        self.sent: list[tuple[int, int, Tensor]] = []
-        """To whom, with which tag, and what."""
-
-    def exchange(self, **what: Any) -> Work:
-        if what.get("send") is not None:
-            self.sent.append((what["to"], what.get("tag", 0), what["send"].clone()))
-        return self.inner.exchange(**what)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class Village:
-    """Workers under one strategy, each with buckets of random numbers; nothing trains them."""
-
-    def __init__(self, strategy: GossipGraD, world_size: int, seed: int = 0, *, alike: bool = True) -> None:
+    def __init__(self, strategy: Strategy, world_size: int, seed: int = 0, *, alike: bool = True) -> None:
         self.random = random.Random(seed)
-        self.bags: list[Callable[[], None]] = []
-        self.world = ThreadWorld(world_size, carry=self.bags.append)
-        self.strategy = strategy
+        self.world_size = world_size
+        self.medium = HeldMedium()
         self.inline = Inline()
-        generator = torch.Generator().manual_seed(seed)
-        start = [torch.randn(size, generator=generator, dtype=torch.float64) for size in SIZES]
-        self.buckets = [[Flat(i, data.clone()) for i, data in enumerate(start)] for _ in range(world_size)]
-        self.wires: list[Any] = [Spy(self.world.wire(rank)) for rank in range(world_size)]
-        self.states = [
-            strategy.init(buckets, wire)  # type: ignore[arg-type]  # parameters only
-            for buckets, wire in zip(self.buckets, self.wires, strict=True)
-        ]
-        self.flights: list[list[Task]] = [[] for _ in range(world_size)]
-        if "serve" in strategy.seams:
-            for rank, state in enumerate(self.states):
-                self.inline.driver.start(strategy.serve(state, self.wires[rank]), f"serve {rank}")
-        self.generator = generator
-        self.expected = self.total()
+        self.generator = torch.Generator().manual_seed(seed)
+        start = [[self._noise(size)] for size in SIZES]
+        world = LocalWorld(world_size, self.medium)
+        self.cores = [make_core(strategy, world.lane(rank), self.inline, start) for rank in range(world_size)]
+        self.states: list[Any] = [core.groups[0].state for core in self.cores]
+        self.expected = self.weighted_sum()
+        """Of all workers' parameters, by their masses; what gossip must not change."""
         if not alike:
             for rank in range(world_size):
                 self.update(rank)
 
+    def _noise(self, numel: int) -> Tensor:
+        return torch.randn(numel, generator=self.generator, dtype=torch.float64)
+
     # -- what workers do ----------------------------------------------------------------------------
 
     def update(self, rank: int) -> None:
-        """A step of its own; what it adds to the sum is expected from then on."""
-        before = self.mass_of(rank)
-        for bucket in self.buckets[rank]:
-            noise = torch.randn(bucket.num_parameters, generator=self.generator, dtype=torch.float64)
-            bucket.data += 0.1 * noise
-        self.expected = self.expected + self.mass_of(rank) - before
+        """An optimizer step of one worker; its change of the sum is expected from then on."""
+        before = self.weighted(rank)
+        for bucket in self.cores[rank].buckets:
+            bucket.add_(self._noise(bucket.num_parameters), scale=0.1)
+        self.expected = self.expected + self.weighted(rank) - before
 
     def launch(self, rank: int) -> None:
-        for bucket in self.buckets[rank]:
-            coroutine = self.strategy.mix(bucket, self.states[rank], self.wires[rank])
-            self.flights[rank].append(self.inline.driver.start(coroutine, f"mix of {rank}"))
+        """Start mixing, as after an optimizer step."""
+        task = waiting(self.inline, self.cores[rank], self.cores[rank].after_step())
         self.inline.settle()
+        task.wait(0)
 
     def carry(self, share: float = 1.0) -> None:
-        """Let some of the messages under way arrive, in any order."""
-        self.random.shuffle(self.bags)
-        keep = round((1 - share) * len(self.bags))
-        bags, self.bags[:] = self.bags[keep:], self.bags[:keep]
-        for bag in bags:
-            bag()
+        """Let some of the transfers under way end, in any order."""
+        held = self.medium.held
+        self.random.shuffle(held)
+        keep = round((1 - share) * len(held))
+        ended, held[:] = held[keep:], held[:keep]
+        for call in ended:
+            call()
         self.inline.settle()
 
     def has_arrived(self, rank: int) -> bool:
-        """All that the worker has launched."""
-        return all(task.landing.done() for task in self.flights[rank])
+        """Whether a worker can go on with its next step without waiting."""
+        return all(pending.task.returning.done() for pending in self.cores[rank].mixer._pending)
 
     def land(self, rank: int) -> None:
-        for task in self.flights[rank]:
-            self.inline.driver.touch_down(task)
-            task.wait(0)
-        self.flights[rank].clear()
+        """Bring mixing back, as before an optimizer step."""
+        task = waiting(self.inline, self.cores[rank], self.cores[rank].before_step())
+        self.inline.settle()
+        assert task.wait(0), "not everything has arrived"
 
     def round(self) -> None:
         """Everyone launches, everything arrives, everyone lands."""
-        order = list(range(self.world.world_size))
+        order = list(range(self.world_size))
         self.random.shuffle(order)
         for rank in order:
             self.launch(rank)
-        while self.bags:
+        while self.medium.held:
             self.carry()
         for rank in order:
             self.land(rank)
 
-    def settle(self) -> None:
-        tasks = [
-            self.inline.driver.start(self.strategy.settle(b, s, w), "settle")
-            for b, s, w in zip(self.buckets, self.states, self.wires, strict=True)
-        ]
+    def synchronize(self) -> None:
+        """As a link does, on all workers."""
+        tasks = [waiting(self.inline, core, core.synchronizing()) for core in self.cores]
         self.inline.settle()
-        while self.bags:
+        while self.medium.held:
             self.carry()
         for task in tasks:
-            self.inline.driver.touch_down(task)
-            task.wait(0)
+            assert task.wait(0), "deadlock"
 
     # -- what must not change ------------------------------------------------------------------------
 
     def flat(self, rank: int) -> Tensor:
-        return torch.cat([bucket.data for bucket in self.buckets[rank]])
+        """A worker's parameters."""
+        return torch.cat([bucket.read() for bucket in self.cores[rank].buckets])
 
-    def mass_of(self, rank: int) -> Tensor:
-        """The worker's values, weighted."""
+    def masses(self, rank: int) -> Tensor:
+        """How much each of a worker's parameters counts."""
         state = self.states[rank]
-        return self.flat(rank) * self._by_element(state.masses or [1.0] * len(state.fixed.cells))
+        if not isinstance(state, PushState):
+            return torch.ones(sum(SIZES), dtype=torch.float64)
+        return torch.cat([by_number(state, index, masses) for index, masses in enumerate(state.masses)])
 
-    def total(self) -> Tensor:
-        """Of all workers."""
-        return torch.stack([self.mass_of(rank) for rank in range(self.world.world_size)]).sum(0)
+    def weighted(self, rank: int) -> Tensor:
+        return self.flat(rank) * self.masses(rank)
 
-    def _by_element(self, masses: list[float]) -> Tensor:
-        cells = self.states[0].fixed.cells.cells
-        lengths = torch.tensor([cell.stop - cell.start for cell in cells])
-        return torch.tensor(masses, dtype=torch.float64).repeat_interleave(lengths)
+    def weighted_sum(self) -> Tensor:
+        return torch.stack([self.weighted(rank) for rank in range(self.world_size)]).sum(0)
 
-    def under_way(self) -> tuple[Tensor, Tensor]:
-        """Values and masses of all messages of push-sum that were sent and not folded in."""
-        values, masses = torch.zeros(sum(SIZES), dtype=torch.float64), torch.zeros(sum(SIZES))
-        for rank, wire in enumerate(self.wires):
-            for to, head, parts in self._messages(wire):
-                mail = self.states[to].fixed.mail
-                assert mail is not None
-                folded = mail.received[rank] - sum(a.source == rank for a in mail.arrived)
-                number = self._seen.get((rank, to), 0)
-                self._seen[rank, to] = number + 1
-                if number < folded:
-                    continue
-                mass = self._by_element(head[5:])
-                values += mass * self._decode(head, parts)
-                masses = masses + mass
-        return values, masses
+    def mass_sum(self) -> Tensor:
+        return torch.stack([self.masses(rank) for rank in range(self.world_size)]).sum(0)
 
-    def _messages(self, wire: Spy) -> list[tuple[int, list[float], dict[int, Tensor]]]:
-        self._seen: dict[tuple[int, int], int] = {}
-        messages: list[tuple[int, list[float], dict[int, Tensor]]] = []
-        for to, tag, data in wire.sent:
-            if tag == len(SIZES):
-                messages.append((to, data.tolist(), {}))
-            else:
-                messages[-1][2][tag] = data
-        return messages
+    def close(self) -> None:
+        """Close the coroutines that would go on for ever."""
+        for core in self.cores:
+            core.abandon()
 
-    def _decode(self, head: list[float], parts: dict[int, Tensor]) -> Tensor:
-        state = self.states[0]
-        window = state.fixed.cells.window(Place(int(head[2])), int(head[3]))
-        flats = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
-        for bucket, spans in window.spans.items():
-            layout = Layout(spans, 8, _PAYLOADS[int(head[4])], 0)
-            likes = [flats[bucket][p.start : p.stop] for p in layout.parts]
-            read = layout.read(bucket, parts[bucket], likes, state.memory)
-            flats[bucket] = layout.spread(read, 0, SIZES[bucket])
-        return torch.cat(flats)
+
+def by_number(state: PushState, bucket: int, masses: Sequence[float]) -> Tensor:
+    """Masses of a bucket's chunks, for each of its numbers."""
+    chunks = state.channels[bucket].chunks.chunks
+    lengths = torch.tensor([chunk.stop - chunk.start for chunk in chunks])
+    return torch.tensor(masses, dtype=torch.float64).repeat_interleave(lengths)

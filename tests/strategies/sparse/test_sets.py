@@ -119,10 +119,10 @@ def test_oktopk_applies_the_largest_sums_of_every_region() -> None:
     world = World(tw.OkTopK(density=0.32, exact=True), 4, [(NUMEL, 0)])
     gradients = random_gradients(4, [(NUMEL, 0)], seed=6)
     [applied] = world.step(gradients)[0]
-    room = 64  # 0.32 of 200, which is 16 for each owner; 24 from each worker to each owner
+    capacity = 64  # 0.32 of 200, which is 16 for each owner; 24 from each worker to each owner
     sums: Entries = {}
     for each in gradients:
-        sent = largest(dict(enumerate(each[0].tolist())), room)
+        sent = largest(dict(enumerate(each[0].tolist())), capacity)
         for region in range(4):
             inside = {i: v for i, v in sorted(sent.items()) if 50 * region <= i < 50 * region + 50}
             sums = added(sums, dict(list(inside.items())[:24]))
@@ -148,8 +148,8 @@ def test_every_hop_has_its_other_end(world_size: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", [tw.TopK(), tw.GTopK(), tw.OkTopK()], ids=repr)
-def test_regions_and_room_survive_a_world_of_many(strategy: SparseStrategy) -> None:
-    """More owners than entries: rounds still fit together."""
+def test_regions_and_capacity_survive_a_world_of_many(strategy: SparseStrategy) -> None:
+    """More owners than entries: messages still fit together."""
     world = World(strategy, 9, [(40, 1)])
     for step in range(20):
         results = world.step(random_gradients(9, [(40, 1)], step))

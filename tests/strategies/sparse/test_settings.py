@@ -10,12 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from tests.strategies.sparse.world import FlatBucket, World, random_gradients
+from tests.strategies.sparse.world import World, random_gradients
 from tests.worlds import run_threads
 from thinwire.errors import NumericError, PeerLost, SettingError
-from thinwire.strategies.sparse.gauge import JUDGED, PROBES, Gauge
-from thinwire.wire.base import Wire
-from thinwire.wire.threads import ThreadWorld
+from thinwire.strategies.sparse.cost_probe import JUDGED, PROBES, CostProbe
+from thinwire.wire.base import Lane
 
 SHAPE = [(300, 4)]
 
@@ -45,12 +44,12 @@ def test_what_gtopk_completes_stops_on_every_worker() -> None:
     world = World(tw.GTopK(density=0.04, exact=True, momentum=0.9), 3, SHAPE)
     [applied] = world.step(random_gradients(3, SHAPE, seed=0))[0]
     kept = applied[:300].nonzero().view(-1)
-    assert any(state.velocities[0][kept].any() for state in world.states)
+    assert any(state.runtime.momentum.velocities[0][kept].any() for state in world.states)
     world.step([[torch.zeros(304, dtype=torch.float64)]] * 3)
     for state in world.states:
-        assert not state.velocities[0][kept].any()
+        assert not state.runtime.momentum.velocities[0][kept].any()
         assert not state.residuals[0][kept].any()
-        assert state.velocities[0].any()
+        assert state.runtime.momentum.velocities[0].any()
 
 
 def test_momentum_of_a_world_of_one_is_that_of_sgd() -> None:
@@ -93,11 +92,11 @@ def test_gradients_are_clipped_before_they_are_selected() -> None:
 
 
 def test_what_was_clipped_so_is_not_clipped_again() -> None:
-    def work(wire: Wire) -> tuple[float, float]:
+    def work(lane: Lane) -> tuple[float, float]:
         torch.manual_seed(0)
         model = nn.Linear(40, 10)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with tw.attach(model, optimizer, tw.TopK(density=0.1, clip_norm=1.0), process_group=wire) as link:
+        with tw.attach(model, optimizer, tw.TopK(density=0.1, clip_norm=1.0), process_group=lane) as link:
             model(torch.ones(2, 40)).square().sum().backward()
             found = link.clip_grad_norm_(1e-6)
             return float(found), float(
@@ -110,17 +109,17 @@ def test_what_was_clipped_so_is_not_clipped_again() -> None:
 
 
 def test_the_rate_that_is_kept_is_the_optimizers() -> None:
-    def work(wire: Wire) -> list[list[float]]:
+    def work(lane: Lane) -> list[list[float]]:
         model = nn.Linear(40, 10)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         seen = []
-        with tw.attach(model, optimizer, tw.TopK(keep_rate=True), process_group=wire) as link:
+        with tw.attach(model, optimizer, tw.TopK(keep_rate=True), process_group=lane) as link:
             for rate in (0.1, 0.05, 0.02):
                 optimizer.load_state_dict(optimizer.state_dict())  # replaces its groups
                 optimizer.param_groups[0]["lr"] = rate
                 model(torch.ones(2, 40)).square().sum().backward()
                 optimizer.step()
-                seen.append(link.state_dict()["state"]["rates"])
+                seen.append(link.state_dict()["plain"][0]["rates"])
         return seen
 
     assert run_threads(2, work) == [[[0.1], [0.05], [0.02]]] * 2
@@ -128,9 +127,7 @@ def test_the_rate_that_is_kept_is_the_optimizers() -> None:
 
 def test_a_rate_that_nobody_knows_cannot_be_kept() -> None:
     with pytest.raises(SettingError, match=r"TopK\.keep_rate must be False where the optimizer is not known"):
-        tw.TopK(keep_rate=True).init(
-            [FlatBucket(0, 300, torch.zeros(304), rate=None)], ThreadWorld(2).wire(0)
-        )
+        World(tw.TopK(keep_rate=True), 2, SHAPE, rate=None)
 
 
 def test_a_dense_step_applies_everything_that_was_kept() -> None:
@@ -159,23 +156,23 @@ def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -
 
 def test_too_few_steps_for_a_density_are_told() -> None:
     strategy = tw.GTopK(density=0.001)
-    assert strategy.caution(8000) == ""
-    assert strategy.caution(5880) == (
+    assert strategy.advice(8000) == ""
+    assert strategy.advice(5880) == (
         "GTopK with density=0.001 changes a parameter 5.9 times in 5,880 steps; fewer than about 8 cost "
         "accuracy: set density=0.0014 or more, or train longer"
     )
-    assert strategy.caution(20).endswith("send everything (all-reduce), or train longer")
-    assert tw.AllReduce().caution(1) == ""
+    assert strategy.advice(20).endswith("send everything (all-reduce), or train longer")
+    assert tw.AllReduce().advice(1) == ""
 
 
 def test_what_is_not_finite_is_refused_by_name_and_everyone_learns_of_it() -> None:
-    def worker(wire: Wire) -> str:
+    def worker(lane: Lane) -> str:
         model = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 2))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         try:
-            with tw.attach(model, optimizer, tw.GTopK(density=0.2), process_group=wire, timeout_s=30):
+            with tw.attach(model, optimizer, tw.GTopK(density=0.2), process_group=lane, timeout_s=30):
                 for step in range(3):
-                    bad = math.nan if wire.rank == 1 and step == 2 else 1.0
+                    bad = math.nan if lane.rank == 1 and step == 2 else 1.0
                     model(torch.full((2, 8), bad)).sum().backward()
                     optimizer.step()
         except (NumericError, PeerLost) as error:
@@ -189,27 +186,27 @@ def test_what_is_not_finite_is_refused_by_name_and_everyone_learns_of_it() -> No
     assert "1.weight" in other
 
 
-def judged(sparse_s: float, probe_s: float) -> Gauge:
-    gauge = Gauge(dense_bytes=1000)
+def judged(sparse_s: float, probe_s: float) -> CostProbe:
+    probe = CostProbe(dense_bytes=1000)
     now_s = 0.0
     for step in range(JUDGED + 3):
-        gauge.next_step(step, "TopK", tell=True)
+        probe.next_step(step, "TopK", tell=True)
         for _ in range(2):  # two buckets, one beginning before the other has ended
-            gauge.begin(now_s)
-            gauge.begin(now_s + 0.1 * sparse_s)
-            gauge.end(now_s + 0.3 * sparse_s)
-            gauge.end(now_s + 0.5 * sparse_s)
+            probe.begin(now_s)
+            probe.begin(now_s + 0.1 * sparse_s)
+            probe.end(now_s + 0.3 * sparse_s)
+            probe.end(now_s + 0.5 * sparse_s)
             now_s += sparse_s
         if step in PROBES:
-            gauge.probed(100, probe_s)
-    return gauge
+            probe.probed(100, probe_s)
+    return probe
 
 
 def test_says_once_if_it_does_not_pay(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="thinwire"):
-        gauge = judged(sparse_s=0.5, probe_s=0.04)
-        assert gauge.sparse_s == pytest.approx(0.5)
-        assert gauge.dense_s == pytest.approx(0.4)
+        probe = judged(sparse_s=0.5, probe_s=0.04)
+        assert probe.sparse_s == pytest.approx(0.5)
+        assert probe.dense_s == pytest.approx(0.4)
         [said] = caplog.messages
         assert said == (
             "TopK does not pay here: selecting and sending takes 0.5 s of every step, "

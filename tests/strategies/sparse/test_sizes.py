@@ -1,4 +1,4 @@
-"""Room, rounds and volume, from sizes alone."""
+"""Capacity and volume, from sizes alone."""
 
 from __future__ import annotations
 
@@ -7,29 +7,54 @@ import math
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import thinwire as tw
+from tests.strategies.sparse.world import Shapes, World
 from thinwire.compress.layout import Values
+from thinwire.strategies.base import Strategy
+from thinwire.strategies.parts.density import density_at, divide_capacity, total_capacity
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.rooms import density_at, divide_room, total_room
-from thinwire.traffic import Cluster, Sizes, Traffic, total
+from thinwire.traffic import Traffic
 
 NUMEL = 10_000_000
 K = 10_000
-ONE = Sizes(((NUMEL, 4),))
+ONE: Shapes = [(NUMEL, 0)]
 
 
-def sent(strategy: SparseStrategy, world_size: int, rank: int = 0, step: int = 10) -> Traffic:
-    """What one worker sends of a model in one bucket."""
-    return total(strategy.rounds(ONE, Cluster(world_size=world_size), step), rank=rank, world_size=world_size)
+def step_traffic(
+    strategy: Strategy,
+    world_size: int,
+    step: int = 10,
+    shapes: Shapes = ONE,
+    dtype: torch.dtype = torch.float32,
+) -> list[Traffic]:
+    """The traffic of one step, counted from 0, by worker."""
+    world = World(strategy, world_size, shapes, dtype, device="meta")
+    if step:  # what it sends also depends on the step before
+        for core in world.cores:
+            core.steps = step - 1
+        world.step()
+    before = world.traffic
+    world.step()
+    return [minus(after, each) for after, each in zip(world.traffic, before, strict=True)]
+
+
+def minus(a: Traffic, b: Traffic) -> Traffic:
+    return Traffic(a.sent_bytes - b.sent_bytes, a.received_bytes - b.received_bytes, a.messages - b.messages)
+
+
+def sent_words(strategy: Strategy, world_size: int, step: int = 10) -> float:
+    """By the first worker."""
+    return step_traffic(strategy, world_size, step)[0].sent_bytes / 4
 
 
 @pytest.mark.parametrize("world_size", [2, 4, 8, 16, 32])
 def test_volume_grows_as_it_should(world_size: int) -> None:
     gathered = 2 * K * (world_size - 1)
-    assert sent(tw.TopK(), world_size).sent_bytes / 4 == pytest.approx(gathered, rel=0.001)
+    assert sent_words(tw.TopK(), world_size) == pytest.approx(gathered, rel=0.001)
     for strategy, words in (
         (tw.GTopK(), 3 * K),
         (tw.GTopK(payload="bf16"), 2.5 * K),
@@ -37,29 +62,30 @@ def test_volume_grows_as_it_should(world_size: int) -> None:
         (tw.GTopK(complete=False, payload="bf16"), 1.5 * K),
     ):
         doubling = words * math.log2(world_size)
-        assert sent(strategy, world_size).sent_bytes / 4 == pytest.approx(doubling, rel=0.001)
+        assert sent_words(strategy, world_size) == pytest.approx(doubling, rel=0.001)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 5, 8, 16, 32, 100, 500])
 def test_oktopk_sends_less_than_six_k_words_whatever_the_world(world_size: int) -> None:
-    assert sent(tw.OkTopK(), world_size).sent_bytes / 4 < 6 * K
-    assert sent(tw.OkTopK(), world_size).received_bytes / 4 < 6 * K
+    for traffic in step_traffic(tw.OkTopK(), world_size):
+        assert traffic.sent_bytes / 4 < 6 * K
+        assert traffic.received_bytes / 4 < 6 * K
 
 
 @pytest.mark.parametrize("world_size", [3, 6, 7, 33])
 def test_gtopk_of_any_world_costs_two_rounds_more_at_most(world_size: int) -> None:
-    levels = world_size.bit_length() - 1
-    messages = [sent(tw.GTopK(), world_size, rank).messages for rank in range(world_size)]
-    assert max(messages) == levels + 1
-    received = [sent(tw.GTopK(), world_size, rank).received_bytes for rank in range(world_size)]
-    assert sum(received) == sum(sent(tw.GTopK(), world_size, r).sent_bytes for r in range(world_size))
+    everyones = step_traffic(tw.GTopK(), world_size)
+    assert max(traffic.messages for traffic in everyones) == world_size.bit_length()
+    received, sent = zip(
+        *[(traffic.received_bytes, traffic.sent_bytes) for traffic in everyones], strict=True
+    )
+    assert sum(received) == sum(sent)
 
 
 def test_a_warm_up_goes_dense_unless_that_is_twice_as_much() -> None:
     strategy = tw.GTopK(warmup_steps=8)
     for world_size in (4, 16):  # a quarter of everything, in two or four rounds
-        dense = tw.AllReduce().rounds(ONE, Cluster(world_size=world_size))
-        assert sent(strategy, world_size, step=0) == total(dense, rank=0, world_size=world_size)
+        assert step_traffic(strategy, world_size, 0) == step_traffic(tw.AllReduce(), world_size)
     for world_size, levels in (4, 2), (16, 4):
         for step, words in (
             (2, 2 * 0.0625),
@@ -67,25 +93,28 @@ def test_a_warm_up_goes_dense_unless_that_is_twice_as_much() -> None:
             (4, 0.0625 + 2 * 0.015625),
             (8, 0.003906 + 0.002),
         ):
-            expected = words * levels * NUMEL * 4
-            assert sent(strategy, world_size, step=step).sent_bytes == pytest.approx(expected, rel=0.001)
-    assert sent(strategy, 16, step=9) == sent(tw.GTopK(), 16)
+            expected = words * levels * NUMEL
+            assert sent_words(strategy, world_size, step) == pytest.approx(expected, rel=0.001)
+    assert step_traffic(strategy, 16, 9) == step_traffic(tw.GTopK(), 16)
 
 
 @pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
 def test_the_first_stage_of_a_warm_up_goes_dense_in_any_world(strategy: type[SparseStrategy]) -> None:
-    for payload, itemsize, world_size in itertools.product(get_args(Values), (2, 4, 8), range(2, 40)):
-        sizes, cluster = Sizes(((NUMEL, itemsize),)), Cluster(world_size=world_size)
-        rounds = strategy(warmup_steps=8, payload=payload).rounds(sizes, cluster, step=0)
-        assert {round.op for round in rounds} == {"all_reduce"}
+    for payload, dtype in itertools.product(get_args(Values), (torch.bfloat16, torch.float32, torch.float64)):
+        made = strategy(warmup_steps=8, payload=payload)
+        [core] = World(made, 1, ONE, dtype, device="meta").cores
+        for world_size in range(2, 40):
+            plan = made._plan(core.buckets, world_size)
+            assert plan.formats(0, plan.even, [0]) == [None]
 
 
 @pytest.mark.parametrize("strategy", [tw.TopK, tw.GTopK, tw.OkTopK])
 def test_once_it_has_adapted_all_steps_are_alike(strategy: type[SparseStrategy]) -> None:
-    sizes, cluster = Sizes(((50_000, 4), (400_000, 4), (90_000, 4)), exact=(0, 100, 7)), Cluster(world_size=6)
+    shapes: Shapes = [(50_000, 0), (400_000, 8), (90_000, 7)]
     made = strategy(warmup_steps=8)
-    first, later = (list(made.rounds(sizes, cluster, made.adapts_in + more)) for more in (0, 5))
+    first, later = (step_traffic(made, 6, made.adapts_in + more, shapes) for more in (0, 5))
     assert first == later
+    assert first != step_traffic(made, 6, made.adapts_in - 1 - made.completes, shapes)
 
 
 def test_the_density_falls_in_stages() -> None:
@@ -98,12 +127,14 @@ sizes = st.lists(st.tuples(st.integers(0, 3000), st.floats(0, 1e6)), min_size=1,
 
 
 @given(sizes, st.floats(0.0001, 1.0), st.sampled_from([4, 24, 264]))
-def test_room_is_divided_without_rest(buckets: list[tuple[int, float]], density: float, quantum: int) -> None:
+def test_capacity_is_divided_without_rest(
+    buckets: list[tuple[int, float]], density: float, quantum: int
+) -> None:
     numels, weights = [numel for numel, _ in buckets], [1 + weight for _, weight in buckets]
-    room = total_room(numels, density, quantum)
-    rooms = divide_room(numels, weights, room, quantum)
-    assert sum(rooms) == room
-    for numel, own in zip(numels, rooms, strict=True):
+    capacity = total_capacity(numels, density, quantum)
+    capacities = divide_capacity(numels, weights, capacity, quantum)
+    assert sum(capacities) == capacity
+    for numel, own in zip(numels, capacities, strict=True):
         assert own % quantum == 0
         assert (own > 0) == (numel > 0)
         assert own < numel + quantum

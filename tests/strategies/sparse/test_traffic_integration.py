@@ -1,4 +1,4 @@
-"""What top-k strategies state from sizes alone is what the interfaces of the lab count.
+"""Traffic of top-k strategies as played from sizes alone is what the interfaces of the lab count.
 
 The wire's own meter says the same for up to 33 workers, to the byte: test_conservation.py.
 """
@@ -17,12 +17,12 @@ SCRIPT = """
     import time, torch, torch.distributed as dist
     import thinwire as tw
     from thinwire.lab.control import Control
-    from thinwire.lab.emulate import Emulated
-    from thinwire.traffic import Cluster, total
+    from thinwire.lab.emulate import EmulatedModel
+    from thinwire.simulate.sizes import traffic
 
     # 0.8 MB in a message, so that what is counted are gradients, not beats and acknowledgements
     NET, DENSITY, STEPS = "params=2e6,layers=2,forward=0,backward=0", 0.05, 3
-    control = Control.of_this_worker()
+    control = Control.from_environment()
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
 
@@ -34,7 +34,7 @@ SCRIPT = """
         return sent
 
     for strategy in (tw.TopK(density=DENSITY), tw.GTopK(density=DENSITY), tw.OkTopK(density=DENSITY)):
-        model = Emulated.parse(NET, seed=rank)
+        model = EmulatedModel.parse(NET, seed=rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with tw.attach(model, optimizer, strategy) as link:
 
@@ -48,23 +48,26 @@ SCRIPT = """
             before = counted()
             train(STEPS)
             sent = (counted() - before) / STEPS
-            rounds = strategy.rounds(link.sizes, Cluster(world_size=size), strategy.adapts_in)
-            stated = total(rounds, rank=rank, world_size=size).sent_bytes
-        control.report([type(strategy).__name__, rank, stated, sent])
+        shapes = [tuple(p.shape) for p in model.parameters()]
+        first, all_ = (
+            traffic(shapes, size, strategy, steps=steps)[rank].sent_bytes
+            for steps in (strategy.adapts_in, strategy.adapts_in + STEPS)
+        )
+        control.report([type(strategy).__name__, rank, (all_ - first) / STEPS, sent])
     dist.destroy_process_group()
 """
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 8])
-def test_stated_bytes_are_what_the_interfaces_count(
+def test_played_bytes_are_what_the_interfaces_count(
     hosts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Within 5 %, of which nothing is taken off: headers are in it."""
     outcome = run_script(SCRIPT, tmp_path, monkeypatch, hosts=hosts)
     assert len(outcome.reports) == 3 * hosts
     wrong = [
-        f"{name} on worker {rank}: stated {stated}, counted {counted:.0f}"
-        for name, rank, stated, counted in outcome.reports
-        if not 0.95 <= counted / stated <= 1.05
+        f"{name} on worker {rank}: played {played:.0f}, counted {counted:.0f}"
+        for name, rank, played, counted in outcome.reports
+        if not 0.95 <= counted / played <= 1.05
     ]
     assert not wrong, "\n".join(wrong)

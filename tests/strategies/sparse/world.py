@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tests.strategies.inline import make_core
 from thinwire.engine.driver import Inline
-from thinwire.strategies.base import Parameters
-from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.state import SparseState
-from thinwire.traffic import Sizes
-from thinwire.wire.metered import Meter, MeteredWire
-from thinwire.wire.threads import ThreadWorld
+from thinwire.strategies.base import Strategy
+from thinwire.traffic import Traffic
+from thinwire.wire.local import LocalWorld
 
 Shapes = Sequence[tuple[int, int]]
-"""Of every bucket: numbers that may be lossy, and numbers that must be exact."""
-
-
-@dataclass
-class FlatBucket:
-    """`exact_from` numbers that may be lossy, then some that must arrive exact."""
-
-    index: int
-    exact_from: int
-    gradient: Tensor
-    companions: Mapping[str, Parameters] = field(default_factory=dict)
-    rate: float | None = 1.0
-
-    @property
-    def num_parameters(self) -> int:
-        return self.gradient.numel()
-
-    def name_at(self, place: int) -> str:
-        return f"layer{self.index}.weight"
-
-    def read(self, out: Tensor | None = None) -> Tensor:
-        raise NotImplementedError
-
-    def write_(self, data: Tensor) -> None:
-        raise NotImplementedError
-
-    def add_(self, data: Tensor, scale: float = 1.0) -> None:
-        raise NotImplementedError
-
-    def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
-        raise NotImplementedError
+"""Of every bucket: the sizes of a large parameter and of one small enough to arrive exact; 0: there is
+none."""
 
 
 class World:
@@ -55,50 +24,60 @@ class World:
 
     def __init__(
         self,
-        strategy: SparseStrategy,
+        strategy: Strategy,
         world_size: int,
         shapes: Shapes,
         dtype: torch.dtype = torch.float64,
+        device: str = "cpu",
+        rate: float | None = 1.0,
     ) -> None:
-        self.strategy = strategy
-        self.world_size = world_size
-        self.shapes = shapes
+        """`device` "meta": sizes alone, without numbers."""
+        self.strategy, self.world_size, self.rate = strategy, world_size, rate
         self._inline = Inline()
-        threads = ThreadWorld(world_size)
-        self.meters = [Meter() for _ in range(world_size)]
-        self._wires = [MeteredWire(threads.wire(rank), meter) for rank, meter in enumerate(self.meters)]
-        self.buckets = [
-            [
-                FlatBucket(i, lossy, torch.zeros(lossy + tail, dtype=dtype))
-                for i, (lossy, tail) in enumerate(shapes)
-            ]
-            for _ in range(world_size)
+        world = LocalWorld(world_size)
+        parameters = [
+            [torch.zeros(size, dtype=dtype, device=device) for size in sizes if size] for sizes in shapes
         ]
-        self.states: list[SparseState] = [
-            strategy.init(buckets, wire) for buckets, wire in zip(self.buckets, self._wires, strict=True)
+        self.cores = [
+            make_core(strategy, world.lane(rank), self._inline, parameters, lambda: self.rate)
+            for rank in range(world_size)
         ]
+        self.states: list[Any] = [core.groups[0].state for core in self.cores]
 
     @property
-    def sizes(self) -> Sizes:
-        itemsize = self.buckets[0][0].gradient.element_size()
-        return Sizes(
-            tuple((lossy + tail, itemsize) for lossy, tail in self.shapes),
-            exact=tuple(tail for _, tail in self.shapes),
-        )
+    def traffic(self) -> list[Traffic]:
+        """So far, by worker."""
+        return [core.meter.traffic for core in self.cores]
 
-    def step(self, gradients: Sequence[Sequence[Tensor]]) -> list[list[Tensor]]:
-        """Reduce these gradients, of each worker those of each bucket; what every worker has then."""
-        coroutines = []
-        for buckets, state, wire, fed in zip(self.buckets, self.states, self._wires, gradients, strict=True):
-            for bucket, gradient in zip(buckets, fed, strict=True):
-                bucket.gradient.copy_(gradient)
-                coroutines.append(self.strategy.reduce(bucket, state, wire))
-        self._inline.run(*coroutines)
-        return [[bucket.gradient.clone() for bucket in buckets] for buckets in self.buckets]
+    def step(self, gradients: Sequence[Sequence[Tensor]] | None = None) -> list[list[Tensor]]:
+        """Reduce these gradients, by worker and bucket, or sizes alone; gives what every worker has then."""
+        tasks = []
+        for rank, core in enumerate(self.cores):
+            for index, bucket in enumerate(core.buckets):
+                if gradients is not None:
+                    bucket.gradient[: bucket.num_parameters] = gradients[rank][index]
+                tasks.append(core.reduce(bucket, index))
+        self._inline.settle()
+        for task in tasks:
+            assert task.wait(0), f"deadlock: {task.name} waits {task.waits_for}"
+        for core in self.cores:
+            core.steps += 1
+        return [
+            [bucket.gradient[: bucket.num_parameters].clone() for bucket in core.buckets]
+            for core in self.cores
+        ]
 
     def residual(self, bucket: int) -> Tensor:
         """Summed over workers."""
         return torch.stack([state.residuals[bucket] for state in self.states]).sum(0)
+
+
+def played_traffic(strategy: Strategy, world_size: int, shapes: Shapes, steps: int) -> list[Traffic]:
+    """The traffic of these steps by worker, from sizes alone."""
+    world = World(strategy, world_size, shapes, device="meta")
+    for _ in range(steps):
+        world.step()
+    return world.traffic
 
 
 def random_gradients(
@@ -110,7 +89,7 @@ def random_gradients(
     def draw(numel: int) -> Tensor:
         return torch.randn(numel, generator=generator, dtype=torch.float64) ** 3
 
-    common = [draw(lossy + tail) for lossy, tail in shapes]
+    common = [draw(large + small) for large, small in shapes]
     return [
         [((each + draw(each.numel())) * 3.0**bucket).to(dtype) for bucket, each in enumerate(common)]
         for _ in range(world_size)

@@ -14,7 +14,7 @@ from tests.worlds import run_processes
 from thinwire.events import Evaluated, Record, RunEnded
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig
-from thinwire.recipes.train import Worker, train
+from thinwire.recipes.train import WorkerContext, train
 
 pytestmark = pytest.mark.processes
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.processes
 def results(chosen: RunConfig, folder: Path) -> tuple[list[float | None], int]:
     """The test loss after each epoch (of rank 0), and the bytes this worker sent."""
     records: list[Record] = []
-    worker = Worker(dist.get_rank(), 2, dist.get_rank(), folder)
+    worker = WorkerContext(dist.get_rank(), 2, dist.get_rank(), folder)
     train(registry.get(chosen.recipe), chosen, worker, records.append)
     losses = [record.loss for record in records if isinstance(record, Evaluated)]
     return losses, next(record.sent_bytes for record in records if isinstance(record, RunEnded))

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from thinwire.simulate.lstm import OwnLSTM
 from thinwire.simulate.mapped import Carried, Model
 from thinwire.simulate.replicas import Replicas
+from thinwire.simulate.stand_ins import OwnLSTM
 
 REPLICAS = 3
 

@@ -1,23 +1,22 @@
-"""When faults are due."""
+"""The times at which faults are due."""
 
 from __future__ import annotations
 
 from thinwire.hosts.faults import parse_fault
-from thinwire.lab.schedule import Event, Schedule
+from thinwire.lab.supervisor import FaultSchedule
 
 
-def _schedule(*faults: str) -> Schedule:
-    return Schedule([parse_fault(text) for text in faults])
+def _schedule(*faults: str) -> FaultSchedule:
+    return FaultSchedule([parse_fault(text) for text in faults])
 
 
 def test_a_fault_is_due_at_the_step_of_its_own_host() -> None:
     schedule = _schedule("kill:host=1,step=20")
     assert schedule.due(0.0, [30, 19], [True, True]) == []
-    assert [str(event.fault) for event in schedule.due(0.0, [30, 20], [True, True])] == [
-        "kill:host=1,step=20"
-    ]
+    ((fault, ends),) = schedule.due(0.0, [30, 20], [True, True])
+    assert (str(fault), ends) == ("kill:host=1,step=20", False)
     assert schedule.due(0.0, [30, 20], [True, True]) == []
-    assert schedule.pending == ()
+    assert schedule.pending == []
 
 
 def test_a_dead_host_goes_by_the_furthest() -> None:
@@ -35,16 +34,16 @@ def test_a_site_goes_by_the_furthest() -> None:
 def test_seconds_count_from_when_it_began() -> None:
     schedule = _schedule("cut:host=0,after=1,seconds=2")
     assert schedule.due(0.5, [0], [True]) == []
-    (began,) = schedule.due(1.5, [0], [True])
-    assert not began.ends
+    ((fault, ends),) = schedule.due(1.5, [0], [True])
+    assert not ends
     assert schedule.due(3.4, [0], [True]) == []
-    assert schedule.due(3.5, [0], [True]) == [Event(began.fault, ends=True)]
+    assert schedule.due(3.5, [0], [True]) == [(fault, True)]
     assert schedule.due(9.0, [0], [True]) == []
 
 
 def test_what_is_due_together_comes_in_the_order_written() -> None:
     schedule = _schedule("slow:host=0,after=1,speed=0.5", "kill:host=1,after=0", "cut:host=1,after=1")
-    assert [event.fault.kind for event in schedule.due(5.0, [0, 0], [True, True])] == ["slow", "kill", "cut"]
+    assert [fault.kind for fault, _ in schedule.due(5.0, [0, 0], [True, True])] == ["slow", "kill", "cut"]
 
 
 def test_equal_faults_each_happen() -> None:

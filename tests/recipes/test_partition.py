@@ -14,7 +14,7 @@ from thinwire.errors import SettingError
 from thinwire.events import Evaluated
 from thinwire.recipes import registry
 from thinwire.recipes.base import Data
-from thinwire.recipes.held import hold, tensors_of
+from thinwire.recipes.partition import own_part, sample_tensors
 
 
 def digits() -> Data:
@@ -22,8 +22,8 @@ def digits() -> Data:
 
 
 def test_blocks_are_the_whole_and_the_rest_is_forgotten() -> None:
-    whole = tensors_of(digits().train)
-    parts = [tensors_of(hold(digits(), rank, 4).train) for rank in range(4)]
+    whole = sample_tensors(digits().train)
+    parts = [sample_tensors(own_part(digits(), rank, 4).train) for rank in range(4)]
     for name, tensor in whole.items():
         assert torch.equal(torch.cat([part[name] for part in parts]), tensor)
         assert all(part[name].untyped_storage().nbytes() < tensor.nbytes / 3 for part in parts)
@@ -33,7 +33,7 @@ def test_blocks_are_the_whole_and_the_rest_is_forgotten() -> None:
 def test_a_text_has_its_pieces_held_with_the_token_after_each(tmp_path: Path) -> None:
     write_text(tmp_path)
     data = registry.get("text-transformer").training().data(tmp_path)
-    part = hold(data, 1, 2).train
+    part = own_part(data, 1, 2).train
     first = len(data.train) // 2
     indices = torch.arange(len(part)).numpy()
     for held, original in zip(part.take(indices), data.train.take(first + indices), strict=True):
@@ -44,10 +44,10 @@ def test_what_cannot_be_held_in_parts_is_refused(tmp_path: Path) -> None:
     write_text(tmp_path)
     streams = registry.get("ptb-lstm").training().data(tmp_path)
     with pytest.raises(SettingError, match="shuffle must be 'dealt' for a text that is read in streams"):
-        hold(streams, 0, 2)
+        own_part(streams, 0, 2)
     few = with_few_samples(registry.get("digits-cnn")).training().data(None)
     with pytest.raises(SettingError, match="shuffle must be 'dealt' for samples of type First"):
-        hold(few, 0, 2)
+        own_part(few, 0, 2)
 
 
 @pytest.mark.parametrize("shuffle", ["own", "ring"])

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import os
 import selectors
-import socket
 import threading
+from multiprocessing.connection import Pipe
 
 import pytest
 
 from thinwire.errors import SettingError, UsageError
 from thinwire.lab.control import CONTROL_VARIABLE, Control
 from thinwire.lab.network import Counters
-from thinwire.lab.output import Lines, answer_requests
+from thinwire.lab.worker_pool import answer_requests, forward_output
 
 
 def _serve(selector: selectors.BaseSelector) -> None:
@@ -30,8 +30,8 @@ def _serve_until_closed(selector: selectors.BaseSelector) -> None:
 def test_lines_get_their_prefix_and_the_last_one_its_end() -> None:
     selector = selectors.DefaultSelector()
     (source, into), (out, target) = os.pipe(), os.pipe()
-    Lines(source, target, "[host3] ", selector)
-    assert Lines.open_in(selector)
+    forward_output(source, target, "[host3] ", selector)
+    assert selector.get_map()
     os.write(into, b"one\ntw")
     _serve(selector)
     os.write(into, b"o\n\nlast")
@@ -40,7 +40,7 @@ def test_lines_get_their_prefix_and_the_last_one_its_end() -> None:
     _serve(selector)
     os.close(target)
     assert os.read(out, 1000) == b"[host3] one\n[host3] two\n[host3] \n[host3] last\n"
-    assert not Lines.open_in(selector)
+    assert not selector.get_map()
     os.close(out)
     selector.close()
 
@@ -48,7 +48,7 @@ def test_lines_get_their_prefix_and_the_last_one_its_end() -> None:
 def test_a_reader_that_has_gone_is_no_problem() -> None:
     selector = selectors.DefaultSelector()
     (source, into), (out, target) = os.pipe(), os.pipe()
-    Lines(source, target, "", selector)
+    forward_output(source, target, "", selector)
     os.close(out)
     os.write(into, b"nobody reads this\n")
     _serve(selector)
@@ -65,16 +65,16 @@ def test_requests_are_answered_and_refusals_told() -> None:
         asked.append(request)
         if request["do"] == "uplink":
             raise SettingError("uplink must be given")
-        return [[1, 2, 3, 4]] if request["do"] == "counters" else None
+        return [Counters(1, 2, 3, 4)] if request["do"] == "counters" else None
 
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     selector = selectors.DefaultSelector()
     answer_requests(ours, selector, answer)
     server = threading.Thread(target=_serve_until_closed, args=(selector,))
     server.start()
     control = Control(theirs)
     control.set_rate(1e8, host=2)
-    assert asked == [{"do": "rate", "rate": "100000000bit", "host": 2}]
+    assert asked == [{"do": "rate", "bit_per_s": 1e8, "host": 2}]
     assert control.counters() == [Counters(1, 2, 3, 4)]
     with pytest.raises(UsageError, match="refused uplink: uplink must be given"):
         control.set_uplink(1e6)
@@ -85,15 +85,14 @@ def test_requests_are_answered_and_refusals_told() -> None:
 
 
 def test_a_lab_that_is_gone_is_told() -> None:
-    ours, theirs = socket.socketpair()
+    ours, theirs = Pipe()
     control = Control(theirs)
-    ours.shutdown(socket.SHUT_WR)
+    ours.close()
     with pytest.raises(UsageError, match="the lab is gone"):
         control.counters()
     control.close()
-    ours.close()
 
 
 def test_outside_a_lab_there_is_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
-    assert Control.of_this_worker() is None
+    assert Control.from_environment() is None

@@ -11,7 +11,7 @@ import torch
 
 from tests.data.make import write_cifar
 from thinwire.data import load_cifar
-from thinwire.recipes.colour import colour_images, crop_and_mirror
+from thinwire.recipes.samples import colour_images, crop_and_mirror
 
 
 @pytest.fixture(autouse=True)

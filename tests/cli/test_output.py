@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.folders import results_folder
+from thinwire.cli.output import results_folder
 from thinwire.errors import SettingError
 
 

@@ -1,0 +1,63 @@
+"""Runs scripts as `python SCRIPT` and `torchrun SCRIPT` do, in forked processes that have torch already."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+
+import torch
+from torch._C._distributed_c10d import TCPStore
+
+from tests.worlds import exit_interpreter, fork_context
+
+
+def _main(script: str, output: str, environment: dict[str, str]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    file = os.open(output, os.O_WRONLY | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    sys.argv = [script]
+    sys.path.insert(0, str(Path(script).parent))
+    code = 0
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except BaseException:  # noqa: BLE001 (as the interpreter would)
+        traceback.print_exc()
+        code = 1
+    exit_interpreter(code)
+
+
+def run_script(script: Path, workers: int | None = None, *, timeout_s: float = 100) -> list[str]:
+    """What the script has printed; with `workers`, what each of them has, in torchrun's environment."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": str(workers),
+        "LOCAL_WORLD_SIZE": str(workers),
+        "TORCHELASTIC_RUN_ID": "test",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = [Path(folder) / str(rank) for rank in range(workers or 1)]
+        processes = []
+        for rank, output in enumerate(outputs):
+            place = {} if workers is None else {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            arguments = (str(script), str(output), {**os.environ, **place})
+            processes.append(fork_context().Process(target=_main, args=arguments, daemon=True))
+            processes[-1].start()
+        try:
+            for process, output in zip(processes, outputs, strict=True):
+                process.join(timeout_s)
+                assert process.exitcode == 0, output.read_text()
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+        return [output.read_text() for output in outputs]
