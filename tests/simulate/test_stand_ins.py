@@ -45,6 +45,7 @@ def test_mapped_it_is_torchs(batch_first: bool, bias: bool) -> None:
         torch.testing.assert_close(b, a, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.filterwarnings("ignore:RNN module weights are not part of single contiguous chunk")
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_recurrent_model_is_batched_and_carries_on() -> None:
     class Words(nn.Module):
