@@ -77,6 +77,10 @@ class OkTopK(SparseStrategy):
             if now:  # half the way: one step is only a sample
                 state.regions[reduction.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]
 
+    @property
+    def num_buckets(self) -> int:
+        return 4  # a message to every owner and log2(P) exchanges for each
+
     def first_regions(self, numel: int, world_size: int) -> list[int]:
         return [numel * owner // world_size for owner in range(world_size)]
 

@@ -15,7 +15,11 @@ _local = threading.local()
 
 
 def is_waiter() -> bool:
-    """Whether the calling thread is one of those that wait for a backend."""
+    """Whether the calling thread waits for a lane's collectives.
+
+    Those of exchanges do not count: there are many, and work that allocates memory is slower when it is
+    spread over threads.
+    """
     return getattr(_local, "waits", False)
 
 
@@ -41,7 +45,7 @@ class Waiters:
         self._calls.put(call)
 
     def _run(self) -> None:
-        _local.waits = True
+        _local.waits = self._limit == 1
         while (call := self._calls.get()) is not None:
             call()
             with self._lock:
