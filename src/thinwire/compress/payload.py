@@ -22,11 +22,6 @@ def empty_message(num_bytes: int, like: Tensor) -> Tensor:
     return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
 
 
-def on_host(message: Tensor) -> Tensor:
-    """On the CPU, where a message can be taken from whoever sends it."""
-    return message if message.is_meta else message.cpu()
-
-
 @torch.no_grad()
 def encode_(
     message: Tensor,
