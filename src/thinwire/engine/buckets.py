@@ -230,7 +230,7 @@ class ParameterBucket:
     @torch.no_grad()
     def empty_into_(self, gradients: Sequence[Tensor]) -> None:
         """Overwrite tensors that are handed in with the reduced gradients."""
-        self._divide_()
+        self.divide_()
         torch._foreach_copy_(list(gradients), self._views)
 
     def fill_nothing_(self) -> None:
@@ -238,7 +238,7 @@ class ParameterBucket:
         self.gradient.zero_()
         self._uneven.fill_(1.0)
 
-    def _divide_(self) -> None:
+    def divide_(self) -> None:
         """Once after a reduction: from a mean over workers to one by how much each of them counted.
 
         Whether to is read from what was reduced, so all workers do the same.
@@ -255,7 +255,7 @@ class ParameterBucket:
         """Copy the reduced gradients back; a parameter no worker used keeps having none."""
         if self.gradient.is_meta:
             return
-        self._divide_()
+        self.divide_()
         grads = [p.grad for p in self.parameters]
         have = [(local(g), v) for g, v in zip(grads, self._views, strict=True) if g is not None]
         if have:
@@ -273,10 +273,18 @@ class ParameterBucket:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
         if self.gradient.is_meta:
             return
-        self._divide_()
+        self.divide_()
         used_somewhere = (self._used != 0).tolist()
         for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
             parameter.grad = _as_gradient(parameter, view) if used else None
+
+    def plain_views(self) -> list[Tensor | None]:
+        """Where the gradient of each parameter lies; None for DTensors, and where there are no numbers."""
+        hidden = self.gradient.is_meta
+        return [
+            None if hidden or local(p) is not p else v
+            for p, v in zip(self.parameters, self._views, strict=True)
+        ]
 
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
