@@ -2,9 +2,9 @@
 
 A bucket is scratch: the user's parameters and gradients are copied in and out and never moved. Of a DTensor
 it holds the local part. Layout of `gradient`: large tensors, then small ones, then how much this worker's
-gradient counts, then a flag that says whether that is something else than 1, then one flag per parameter that
-says whether this step used it. So everything that must arrive exact is one piece at the end, and what one
-worker decides all of them see.
+gradient counts, then a flag that says whether that is something else than 1 (infinite: some gradient is not
+finite, and none is sent), then one flag per parameter that says whether this step used it. So everything that
+must arrive exact is one piece at the end, and what one worker decides all of them see.
 """
 
 from __future__ import annotations
@@ -138,6 +138,10 @@ class ParameterBucket:
         bits = _BITS.get(example.element_size()) if self.gradient.is_cpu else None
         self._uneven_bits = None if bits is None else self._uneven.view(bits).numpy()
         self._views = self._split(self._gradients)
+        self.not_finite = ""
+        """Which gradient of this worker was not finite when it was last sent; mostly none."""
+        self.refused: bool | Tensor = False
+        """Whether the gradients of some worker were not, so that no step may be made with them."""
         self._taken: set[int] = set()
         self.takes = [
             self.gradient.is_cpu and local(p) is p and p.numel() >= LARGE_NUMEL for p in self.parameters
@@ -174,11 +178,22 @@ class ParameterBucket:
         self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
         return data
 
+    def remember_(self) -> None:
+        """Keep a copy of the state, in case no step uses what a pass makes of it."""
+        for leaf in self.leaves.values():
+            leaf.remember_()
+
+    def undo_(self) -> None:
+        """Go back to the copy."""
+        for leaf in self.leaves.values():
+            leaf.undo_()
+
     # -- gradients --------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """A pass begins: nothing has been taken."""
         self._taken.clear()
+        self.refused = False
 
     def take_(self, place: int) -> None:
         """Copy one large gradient that has just arrived, while it is in the processor's cache.
@@ -220,12 +235,30 @@ class ParameterBucket:
             self._gradients.mul_(weight)
             self._weight.fill_(weight)
             self._uneven.fill_(1.0)
+        self._hold_back_()
+
+    def _hold_back_(self) -> None:
+        """Send zeros and a flag instead of gradients that are not finite."""
+        self.not_finite = ""
+        if self.gradient.is_meta:
+            return
+        if not self.gradient.is_cpu:  # where asking would wait for the device
+            fine = self._gradients.isfinite().all()
+            self._gradients.mul_(fine).nan_to_num_(0.0)
+            self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
+        elif not math.isfinite(self._gradients.sum(dtype=torch.float64)):
+            wrong = self._gradients.isfinite().logical_not_().nonzero()
+            if wrong.numel():  # and not just a sum that is too large
+                self.not_finite = self.name_at(int(wrong[0]))
+                self._gradients.zero_()
+                self._uneven.fill_(math.inf)
 
     @torch.no_grad()
     def fill_(self, gradients: Sequence[Tensor]) -> None:
         """Fill `gradient` from tensors that are handed in, in the order of `parameters`; all count."""
         torch._foreach_copy_(self._views, list(gradients))
         self._tail.copy_(self._usual_tail)
+        self._hold_back_()
 
     @torch.no_grad()
     def empty_into_(self, gradients: Sequence[Tensor]) -> None:
@@ -244,10 +277,13 @@ class ParameterBucket:
         Whether to is read from what was reduced, so all workers do the same.
         """
         if self._uneven_bits is None:  # where asking would wait for the device
-            self._gradients.div_(self._weight.where(self._uneven != 0, 1.0))
+            self.refused = self._uneven.isinf()
+            divisor = self._weight.where(self._uneven != 0, 1.0)
+            self._gradients.div_(divisor.where(~self.refused, math.nan))
             self._uneven.zero_()
         elif self._uneven_bits[0]:
-            self._gradients.div_(self._weight)
+            self.refused = bool(self._uneven.isinf())
+            self._gradients.div_(math.nan if self.refused else self._weight)
             self._uneven_bits[0] = 0
 
     @torch.no_grad()

@@ -7,10 +7,11 @@ it:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -23,14 +24,15 @@ from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
 from thinwire.engine.stats import Stats
-from thinwire.errors import DataError
+from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.ranges import range_of
-from thinwire.wire.wire import Meter
-from thinwire.wire.work import Work
+from thinwire.wire.wire import Meter, Wire
+from thinwire.wire.work import Work, in_background
 
 Order = list[tuple[int, int]]
+_NAME_BYTES = 120
 
 
 class Shell(Protocol):
@@ -149,13 +151,35 @@ class Core:
 
     def reduce(self, bucket: Gradients, place: int) -> Task:
         group = self._group_of[place]
+
+        async def remember_and_reduce(wire: Wire) -> None:
+            await in_background()
+            self.buckets[place].remember_()
+            await self.strategy.reduce(bucket, group.state, wire)  # type: ignore[arg-type]  # a piece has all it needs
+
+        def reduce(wire: Wire) -> Coroutine[Any, Any, None]:
+            return self.strategy.reduce(bucket, group.state, wire)  # type: ignore[arg-type]
+
         with range_of("reduce"):
-            return group.endpoint.start(
-                self._driver,
-                "reduce",
-                lambda wire: self.strategy.reduce(bucket, group.state, wire),  # type: ignore[arg-type]
-                f"reduce {place}",
-            )
+            make = remember_and_reduce if self.buckets[place].leaves else reduce
+            return group.endpoint.start(self._driver, "reduce", make, f"reduce {place}")
+
+    def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
+        """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
+        asked for so many steps ago."""
+        name = next((bucket.not_finite for bucket in self.buckets if bucket.not_finite), "")
+        mine = torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
+        everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
+        yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
+        rows = everyones.view(-1, _NAME_BYTES)
+        names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
+        wrong = [f"{name} on worker {rank}" for rank, name in names.items() if name]
+        raise NumericError(
+            f"step {self.context.step - asked_before}: the gradient of {', '.join(wrong) or 'some parameter'} is not finite; "
+            "no worker makes the step",
+            hint="look at that worker's data, lower the learning rate or clip gradients; in float16, use "
+            "torch.amp.GradScaler, which leaves such steps out",
+        )
 
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
@@ -192,7 +216,10 @@ class Core:
         return list(found.values())
 
     def before_step(self) -> Iterator[Work]:
-        """Bring back what is due before an optimizer step."""
+        """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of them,
+        and bring back what is due before it."""
+        if not hasattr(self.optimizer, "found_inf") and any(bucket.refused for bucket in self.buckets):
+            yield from self.refusing()
         self.serve()
         with range_of("land"):
             yield from self.mixer.landing(self.steps)

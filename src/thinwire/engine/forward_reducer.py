@@ -43,8 +43,8 @@ class _Update:
     """Of its parameters when that was: whoever writes to one now would be overtaken by the step."""
     missed: bool = False
     """Its last update was not asked for by the forward of this pass."""
-    pending: list[PendingGradient | None] = field(default_factory=list)
-    """What its parameters have as gradients from backward to step; empty where nobody looks."""
+    pending: Sequence[PendingGradient | None] = ()
+    """What its parameters have as gradients from backward to step."""
 
 
 class ForwardReducer:
@@ -67,7 +67,7 @@ class ForwardReducer:
         self._forward_hooks = ForwardHooks(model, buckets, self._need)
         self._access_hooks = StateAccessHooks(model, optimizer, finish=self.finish_steps, drop=self._drop)
         self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
-        self._updates = [_Update(bucket) for bucket in buckets]
+        self._updates = [_Update(bucket, pending=[None] * len(bucket.parameters)) for bucket in buckets]
         self._pending = False
         self._in_backward = False
 
@@ -198,6 +198,9 @@ class ForwardReducer:
         if not update.to_step:
             return
         yield from self._pieces.works(update.bucket.place)
+        update.bucket.divide_()
+        if update.bucket.refused and not self._optimizer.skips:
+            yield from self._launcher.refusing(asked_before=1)
         _check_unused(update.bucket)
         parameters = update.bucket.parameters
         for name, parameter, version in zip(update.bucket.names, parameters, update.versions, strict=True):

@@ -8,7 +8,7 @@ number of workers by the rule given where it was made, and to parameters that ha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ Kept = Mapping[str, Sequence[Tensor | None]]
 """By parameter: for each of its dimensions the indices that are left, None if all are."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Leaf:
     """One flat tensor of a bucket."""
 
@@ -31,6 +31,16 @@ class Leaf:
     names: Sequence[str]
     """Of the parameters it covers, in the order they lie in it."""
     shapes: Sequence[torch.Size]
+    _before: Tensor | None = field(default=None, init=False)
+
+    def remember_(self) -> None:
+        if self._before is None:
+            self._before = torch.empty_like(self.data)
+        self._before.copy_(self.data)
+
+    def undo_(self) -> None:
+        if self._before is not None:
+            self.data.copy_(self._before)
 
     def parts(self) -> list[tuple[str, Tensor]]:
         """Views of the data, by parameter."""

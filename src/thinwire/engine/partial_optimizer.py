@@ -39,6 +39,11 @@ class PartialOptimizer:
         if any(callable(a) for a in (*args[1:], *kwargs.values())):
             raise UsageError("overlap='forward' cannot step with a closure", hint=_ELSE)
 
+    @property
+    def skips(self) -> bool:
+        """Whether a GradScaler has told it to leave the recorded step out, should it have to."""
+        return "found_inf" in self._scaling
+
     def record(self) -> None:
         """Remember the groups as they are: settings, the learning rate of this step included, and members."""
         self._groups = [
