@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "a stale buffer where a parameter was not used",
         "engine/buckets.py",
-        "                unused.append(place)\n                self._views[place].zero_()\n",
+        "                unused.append(place)\n                view.zero_()\n",
         "                unused.append(place)\n",
         "exact/test_exact.py -k transformer",
     ),

@@ -276,6 +276,8 @@ class ParameterBucket:
 
         Whether to is read from what was reduced, so all workers do the same.
         """
+        if self.gradient.is_meta:
+            return
         if self._uneven_bits is None:  # where asking would wait for the device
             self.refused = self._uneven.isinf()
             divisor = self._weight.where(self._uneven != 0, 1.0)

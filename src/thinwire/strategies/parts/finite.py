@@ -18,7 +18,7 @@ def check_finite(data: Tensor, bucket: Bucket) -> Tensor:
     wrong = data.isfinite().logical_not_().nonzero()
     if wrong.numel():  # and not just a sum that is too large
         raise NumericError(
-            f"{bucket.name_at(int(wrong[0]))} is not finite after step {bucket.step}; it is not sent",
+            f"{bucket.name_at(int(wrong[0]))} is not finite, and is not sent",
             hint="look at this worker's data, lower the learning rate or clip gradients",
         )
     return data
