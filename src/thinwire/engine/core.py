@@ -1,7 +1,6 @@
 """What a worker does, written once: reducing, mixing, serving, pausing, clipping, saving.
 
-Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait for
-it:
+Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait:
 `Link` in the training thread of a process, `VirtualWorker` on a virtual clock.
 """
 
@@ -9,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from thinwire.engine import leaves, state
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Endpoint, Make
+from thinwire.engine.endpoint import Endpoint
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
@@ -31,22 +31,24 @@ from thinwire.wire.wire import Meter
 from thinwire.wire.work import Work
 
 Order = list[tuple[int, int]]
+Ranks = tuple[int, ...] | None
+"""Workers that hold the same parameters; None: all workers."""
 
 
 class Shell(Protocol):
-    """How a worker waits."""
+    """How a worker waits, and where its coroutines run."""
+
+    driver: Driver
+    context: TrainingContext
 
     def wait_for(self, works: Iterable[Work]) -> None:
         """Wait for works, one after another: the next may depend on the one before."""
-        ...
 
     def background(self, call: Callable[[], None]) -> None:
         """Make a call beside training."""
-        ...
 
     def agree(self, order: Order) -> Order:
         """Rank 0's order, on every worker."""
-        ...
 
 
 @dataclass(slots=True)
@@ -54,10 +56,9 @@ class ReplicaGroup:
     """Workers that hold the same parameters, these parameters, and the strategy's state for them."""
 
     endpoint: Endpoint
-    ranks: tuple[int, ...] | None
-    """None: all workers."""
+    ranks: Ranks
     buckets: Sequence[ParameterBucket]
-    state: Any = None
+    state: Any
     serving: Task | None = None
 
 
@@ -71,10 +72,8 @@ class Core:
         strategy: Strategy,
         lane: Lane,
         shell: Shell,
-        driver: Driver,
         *,
         buffers: BufferPolicy,
-        context: TrainingContext,
     ) -> None:
         self.model, self.optimizer, self.strategy = model, optimizer, strategy
         self.lane = lane
@@ -86,18 +85,13 @@ class Core:
         policy = buffers if strategy.replicas_agree else "local"
         self.buffers = Buffers(model, policy, self.engine.lane)
         self.groups: list[ReplicaGroup] = []
-        self.context, self._shell, self._driver = context, shell, driver
-        self._endpoints: dict[tuple[int, ...] | None, Endpoint] = {}
+        self.context, self._driver = shell.context, shell.driver
+        self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
+        self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes, self._reduces = overrides(strategy, "mix"), overrides(strategy, "reduce")
 
-    def assemble(
-        self,
-        buckets: Sequence[ParameterBucket],
-        ranks: Sequence[tuple[int, ...] | None],
-        piece_bytes: int,
-    ) -> None:
-        """Take these buckets, each with the ranks of its replicas (None: all workers); start anew with
-        them."""
+    def assemble(self, buckets: Sequence[ParameterBucket], ranks: Sequence[Ranks], piece_bytes: int) -> None:
+        """Start anew with these buckets, each with the ranks of its replicas."""
         self.buckets = buckets
         self.groups = []
         self._group_of: dict[int, ReplicaGroup] = {}
@@ -105,11 +99,10 @@ class Core:
             mine = [bucket for bucket, each in zip(buckets, ranks, strict=True) if each == key]
             for index, bucket in enumerate(mine):
                 bucket.index = index
-            group = ReplicaGroup(self.endpoint(key), key, mine)
+            endpoint = self.endpoint(key)
+            group = ReplicaGroup(endpoint, key, mine, self.strategy.init(mine, endpoint.wire()))
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
-        for group in self.groups:
-            group.state = self.strategy.init(group.buckets, group.endpoint.wire())
         self.reducer: BackwardReducer | ForwardReducer = (
             ForwardReducer(self.model, self.optimizer, buckets, piece_bytes, self, clock=self.lane.now)
             if self.strategy.overlap == "forward"
@@ -117,8 +110,8 @@ class Core:
         )
         self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
 
-    def endpoint(self, ranks: tuple[int, ...] | None) -> Endpoint:
-        """Where the replicas of some parameters meet; None: all workers."""
+    def endpoint(self, ranks: Ranks) -> Endpoint:
+        """Where the replicas of some parameters meet."""
         if ranks not in self._endpoints:
             lane = self.lane if ranks is None else self.lane.lane("replicas", ranks)
             self._endpoints[ranks] = Endpoint(lane, self.meter)
@@ -150,27 +143,14 @@ class Core:
     def reduce(self, bucket: Gradients, place: int) -> Task:
         group = self._group_of[place]
         with range_of("reduce"):
-            return group.endpoint.start(
-                self._driver,
-                "reduce",
-                lambda wire: self.strategy.reduce(bucket, group.state, wire),  # type: ignore[arg-type]
-                f"reduce {place}",
-            )
+            reduce = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
+            return group.endpoint.start(self._driver, "reduce", reduce, f"reduce {place}")
 
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
 
     def receiving_buffers(self) -> Iterator[Work]:
         return self.buffers.receiving()
-
-    def wait_for(self, works: Iterable[Work]) -> None:
-        self._shell.wait_for(works)
-
-    def background(self, call: Callable[[], None]) -> None:
-        self._shell.background(call)
-
-    def agree(self, order: Order) -> Order:
-        return self._shell.agree(order)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
@@ -180,16 +160,20 @@ class Core:
 
     # -- parameters -----------------------------------------------------------------------------------
 
-    def averageable(self) -> list[tuple[ReplicaGroup, list[Tensor]]]:
-        """Floating-point tensors by group; buffers and frozen parameters belong to all workers."""
-        some = {id(p): group for group in self.groups for bucket in group.buckets for p in bucket.parameters}
-        everyone = next((g for g in self.groups if g.ranks is None), ReplicaGroup(self.engine, None, ()))
-        found: dict[int, tuple[ReplicaGroup, list[Tensor]]] = {}
+    def averageable(self) -> dict[Endpoint, list[Tensor]]:
+        """Floating-point tensors by where their replicas meet: all workers for buffers and frozen ones."""
+        meets = {
+            id(p): group.endpoint
+            for group in self.groups
+            if group.ranks is not None
+            for bucket in group.buckets
+            for p in bucket.parameters
+        }
+        found: dict[Endpoint, list[Tensor]] = {}
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            group = some.get(id(tensor), everyone)
             if tensor.is_floating_point():
-                found.setdefault(id(group), (group, []))[1].append(local(tensor))
-        return list(found.values())
+                found.setdefault(meets.get(id(tensor), self.engine), []).append(local(tensor))
+        return found
 
     def before_step(self) -> Iterator[Work]:
         """Bring back what is due before an optimizer step."""
@@ -207,13 +191,8 @@ class Core:
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         group = self._group_of[bucket.place]
-        return group.endpoint.start(
-            self._driver,
-            "mix",
-            lambda wire: self.strategy.mix(bucket, group.state, wire),
-            f"mix {bucket.place}",
-            in_training=True,
-        )
+        mix = partial(self.strategy.mix, bucket, group.state)
+        return group.endpoint.start(self._driver, "mix", mix, f"mix {bucket.place}", in_training=True)
 
     # -- serving and pausing --------------------------------------------------------------------------
 
@@ -224,13 +203,10 @@ class Core:
         for group in self.groups:
             if group.serving is None:
                 group.endpoint.messenger.paused = False
-                serve = self._serve_of(group)
+                serve = partial(self.strategy.serve, group.state)
                 group.serving = group.endpoint.start(self._driver, "serve", serve)
             if group.serving.error is not None:
                 raise group.serving.error
-
-    def _serve_of(self, group: ReplicaGroup) -> Make:
-        return lambda wire: self.strategy.serve(group.state, wire)
 
     def synchronizing(self) -> Iterator[Work]:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
@@ -243,12 +219,9 @@ class Core:
                 yield group.serving
                 group.serving = None
             if overrides(self.strategy, "settle"):
-                settle = self._settle_of(group)
+                settle = partial(self.strategy.settle, group.buckets, group.state)
                 task = group.endpoint.start(self._driver, "mix", settle, "settle", in_training=True)
                 yield from self.mixer.completing(task)
-
-    def _settle_of(self, group: ReplicaGroup) -> Make:
-        return lambda wire: self.strategy.settle(group.buckets, group.state, wire)
 
     def leaving(self) -> Iterator[Work]:
         """End what is open for good, after `synchronizing`."""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from thinwire.engine import claims, leaves, replicas
-from thinwire.engine.core import Core, ReplicaGroup
-from thinwire.engine.side_lane import SideLane
+from thinwire.engine import leaves
+from thinwire.engine.core import Core
+from thinwire.engine.endpoint import SideLane
+from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.stats import Stats
 from thinwire.engine.transport import Transport
 from thinwire.errors import UsageError, check
 from thinwire.strategies.base import Strategy, overrides
-from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work
+
+linked = WeakTensorKeyDictionary()
+"""Parameters that have a link. Only one: two would both send, and step, the same gradients. Weak, as a model
+that is gone needs no detach."""
 
 
 class Link:
@@ -32,8 +36,11 @@ class Link:
         self.strategy: Strategy = core.strategy
         self.rank: int = core.lane.rank
         self.world_size: int = core.lane.world_size
+        self.timeout_s: float = transport.timeout_s
+        """How long a wait for others may take."""
         self._core, self._transport, self._rebuild = core, transport, rebuild
         self._model, self._optimizer = core.model, core.optimizer
+        self._everyone = Replicas(core.engine, transport.wait)
         self._attached = True
         self._side_lanes: list[SideLane] = []
         self._handles = [
@@ -52,12 +59,7 @@ class Link:
         self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hook()
-        claims.claim(self._parameters.values())
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a wait for others may take."""
-        return self._transport.timeout_s
+        linked.update((p, True) for p in self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -69,7 +71,7 @@ class Link:
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
         total = torch.tensor(values, dtype=torch.float64)
-        self._wait(lambda wire: wire.all_reduce_(total))
+        self._everyone.sum_(total)
         return [float(value) for value in total]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -77,8 +79,7 @@ class Link:
         nothing that comes from the network is unpickled."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        everyones = replicas.gather_bytes(json.dumps(value).encode(), self.rank, self.world_size, self._wait)
-        return [json.loads(data) for data in everyones]
+        return self._everyone.gather_objects(value)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size, as far as all hold the same
@@ -87,7 +88,7 @@ class Link:
         self._transport.wait_for(self._core.reducer.stepping())
         shared = next((group for group in self._core.groups if group.ranks is None), None)
         buckets = [] if shared is None else shared.buckets
-        return replicas.consensus_distance(buckets, self.world_size, self._wait)
+        return self._everyone.consensus_distance(buckets)
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker, by parameter where it belongs to one."""
@@ -124,9 +125,8 @@ class Link:
         self._transport.wait_for(works)
 
     def side_lane(self, name: str, finish: Callable[[], None]) -> SideLane:
-        """A lane and a thread for something else that talks beside training; made by all workers at the same
-        point, and ended with the link. `finish` completes what it has under way; its traffic is in
-        `stats`."""
+        """A lane and a thread for something else that is sent beside training; made by all workers at the
+        same point, and ended with the link. `finish` ends what is under way; its traffic is in `stats`."""
         lane = self._core.engine.lane.lane(f"{name} {len(self._side_lanes)}")
         self._side_lanes.append(SideLane(lane, self._core.engine_meter, name, finish))
         return self._side_lanes[-1]
@@ -172,7 +172,7 @@ class Link:
         if self.strategy.replicas_agree:
             self.synchronize()
             training = self._model, self._optimizer, self._core.steps
-            self._core.steps = replicas.adopt_last(*training, self.rank, self.world_size, self._wait)
+            self._core.steps = self._everyone.adopt_last(*training)
 
     def synchronize(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
@@ -198,14 +198,14 @@ class Link:
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
         self.synchronize()
-        for group, tensors in self._core.averageable():
-            replicas.average_tensors_(tensors, group.endpoint.lane.world_size, self._waiter(group))
+        for endpoint, tensors in self._core.averageable().items():
+            Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
         self.synchronize()
-        tensors = [tensor for _, tensors in self._core.averageable() for tensor in tensors]
+        tensors = list(chain.from_iterable(self._core.averageable().values()))
         own = [t.detach().clone() for t in tensors]
         self.average_()
         try:
@@ -232,9 +232,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.detach()
         elif self._attached:
@@ -244,7 +242,8 @@ class Link:
 
     def _unhook(self) -> None:
         self._attached = False
-        claims.release(self._parameters.values())
+        for parameter in self._parameters.values():
+            linked.pop(parameter, None)
         self._core.reducer.unhook()
         self._access_hooks.unhook()
         for handle in self._handles:
@@ -274,12 +273,3 @@ class Link:
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
         self._transport.set_status()
-
-    def _wait(self, call: Callable[[Wire], Work]) -> None:
-        """Wait for one operation of the engine's own."""
-        self._transport.wait(self._core.engine.issue(call))
-
-    def _waiter(self, group: ReplicaGroup) -> replicas.Wait:
-        """The same within a group of replicas."""
-        endpoint = self._core.engine if group.ranks is None else group.endpoint
-        return lambda call: self._transport.wait(endpoint.issue(call))

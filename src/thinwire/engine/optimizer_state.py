@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 import torch
@@ -22,24 +22,21 @@ _MOMENTUM = {"SGD", "RMSprop"}
 """Optimizers whose groups have a `momentum`, which may be 0."""
 
 
-def with_optimizer_state(
-    buckets: Sequence[ParameterBucket], optimizer: Optimizer
-) -> Sequence[ParameterBucket]:
-    """The same buckets, each with its optimizer state and the learning rate of its first parameter."""
-    names = momentum_names(optimizer)
+def give_optimizer_state(buckets: Iterable[ParameterBucket], optimizer: Optimizer) -> None:
+    """Tell each bucket its optimizer state and the learning rate of its first parameter."""
+    names = _momentum_names(optimizer)
     place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
     for bucket in buckets:
         if (group := place.get(id(bucket.parameters[0]))) is not None:
             bucket.read_rate = partial(_rate, optimizer, group)
         bucket.optimizer_state = {name: OptimizerState(bucket, optimizer, name) for name in names}
-    return buckets
 
 
 def _rate(optimizer: Optimizer, group: int) -> float:
     return float(optimizer.param_groups[group]["lr"])  # loading a state replaces the groups
 
 
-def momentum_names(optimizer: Optimizer) -> tuple[str, ...]:
+def _momentum_names(optimizer: Optimizer) -> Sequence[str]:
     """The optimizer's names for its averages; empty if it keeps none, or none that is known here."""
     for kind in type(optimizer).__mro__:
         if kind.__name__ in _MOMENTS:
@@ -58,46 +55,38 @@ class OptimizerState:
 
     def __init__(self, bucket: ParameterBucket, optimizer: Optimizer, name: str) -> None:
         self.num_parameters = bucket.num_parameters
-        self._bucket = bucket
-        self._optimizer = optimizer
-        self._name = name
+        self._bucket, self._optimizer, self._name = bucket, optimizer, name
 
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
-        if out is None:
-            out = self._bucket.gradient.new_empty(self.num_parameters)
+        out = self._bucket.gradient.new_zeros(self.num_parameters) if out is None else out.zero_()
         for kept, part in self._pairs(out):
-            if kept is None:
-                part.zero_()
-            else:
-                part.copy_(kept)
+            part.copy_(kept)
         return out
 
     @torch.no_grad()
     def write_(self, data: Tensor) -> None:
         for kept, part in self._pairs(data):
-            if kept is not None:
-                kept.copy_(part)
+            kept.copy_(part)
 
     @torch.no_grad()
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
         for kept, part in self._pairs(data):
-            if kept is not None:
-                kept.add_(part, alpha=scale)
+            kept.add_(part, alpha=scale)
 
     @torch.no_grad()
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
         weights = weight if isinstance(weight, Tensor) else data.new_tensor(weight).expand_as(data)
         for (kept, part), (_, share) in zip(self._pairs(data), self._pairs(weights), strict=True):
-            if kept is not None:
-                kept.lerp_(part, share)
+            kept.lerp_(part, share)
 
-    def _pairs(self, flat: Tensor) -> list[tuple[Tensor | None, Tensor]]:
+    def _pairs(self, flat: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The optimizer's own tensors, which loading a state replaces, and their parts of `flat`."""
         parameters = self._bucket.parameters
         parts = flat.split([local(p).numel() for p in parameters])
         kept = [self._optimizer.state.get(p, {}).get(self._name) for p in parameters]
         return [
-            (None if each is None else local(each), part.view(local(p).shape))
+            (local(each), part.view(local(p).shape))
             for each, p, part in zip(kept, parameters, parts, strict=True)
+            if each is not None
         ]
