@@ -13,7 +13,7 @@ from torch.nn import Parameter
 
 from thinwire.engine import leaves, state
 from thinwire.engine.buckets import ParameterBucket, make_buckets
-from thinwire.engine.leaves import Leaf, Saved
+from thinwire.engine.leaves import Saved
 from thinwire.errors import DataError
 from thinwire.strategies.base import SAME, OnResize
 
@@ -28,12 +28,12 @@ def buckets_of(bucket_bytes: int) -> list[ParameterBucket]:
     return make_buckets(named, bucket_bytes)
 
 
-def made(rule: OnResize, bucket_bytes: int = 1 << 20) -> dict[str, list[Leaf]]:
+def made(rule: OnResize, bucket_bytes: int = 1 << 20) -> list[ParameterBucket]:
     """One leaf in every bucket, as `init` makes it."""
     buckets = buckets_of(bucket_bytes)
     for bucket in buckets:
         bucket.zeros("leaf", on_resize=rule).fill_(INITIAL)
-    return leaves.collect([bucket.leaves for bucket in buckets])
+    return buckets
 
 
 def saved_by(world_size: int) -> list[Saved]:
@@ -115,7 +115,7 @@ def test_there_are_buckets_of_all_kinds() -> None:
 
 def test_a_copy_is_dumped_and_loading_overwrites_in_place() -> None:
     found = made("sum")
-    data = found["leaf"][0].data
+    data = found[0].leaves["leaf"].data
     saved = leaves.dump(found)
     data.zero_()
     assert all((part == INITIAL).all() for part in saved["leaf"].values())

@@ -88,7 +88,7 @@ class Core:
         self.context, self._driver = shell.context, shell.driver
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
         self._endpoints: dict[Ranks, Endpoint] = {}
-        self._mixes, self._reduces = overrides(strategy, "mix"), overrides(strategy, "reduce")
+        self._mixes = overrides(strategy, "mix")
 
     def assemble(self, buckets: Sequence[ParameterBucket], ranks: Sequence[Ranks], piece_bytes: int) -> None:
         """Start anew with these buckets, each with the ranks of its replicas."""
@@ -240,19 +240,15 @@ class Core:
 
     # -- state ----------------------------------------------------------------------------------------
 
-    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
-        return leaves.collect([bucket.leaves for bucket in self.buckets])
-
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state: leaves by parameter, and the rest by group."""
-        found = self._leaves()
-        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        by_parameter = {id(leaf.data) for bucket in self.buckets for leaf in bucket.leaves.values()}
         return {
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layout": [bucket.names for bucket in self.buckets],
-            "leaves": leaves.dump(found),
-            "plain": [state.dump(group.state, skip) for group in self.groups],
+            "leaves": leaves.dump(self.buckets),
+            "plain": [state.dump(group.state, by_parameter) for group in self.groups],
         }
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
@@ -269,7 +265,7 @@ class Core:
                 f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
                 hint="go on with as many workers as saved it",
             )
-        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        leaves.load(self.buckets, [each["leaves"] for each in saved], rank, world_size)
         self.steps = int(furthest["steps"])
         if furthest["layout"] != [bucket.names for bucket in self.buckets]:
             return  # of other buckets: what is not kept by parameter begins anew

@@ -7,14 +7,18 @@ number of workers by the rule given where it was made, and to parameters that ha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from thinwire.errors import DataError
 from thinwire.strategies.base import OnResize
+
+if TYPE_CHECKING:
+    from thinwire.engine.buckets import ParameterBucket
 
 Saved = dict[str, dict[str, Tensor]]
 """By leaf, then by parameter."""
@@ -40,50 +44,38 @@ class Leaf:
         ]
 
 
-Leaves = Mapping[str, Sequence[Leaf]]
-"""By name; one for each bucket that has it."""
-
-
-def collect(buckets: Sequence[Mapping[str, Leaf]]) -> dict[str, list[Leaf]]:
-    """The leaves of all buckets by name."""
-    found: dict[str, list[Leaf]] = {}
-    for leaves in buckets:
-        for name, leaf in leaves.items():
-            found.setdefault(name, []).append(leaf)
+def dump(buckets: Iterable[ParameterBucket]) -> Saved:
+    """A copy of all leaves."""
+    found: Saved = {}
+    for bucket in buckets:
+        for name, leaf in bucket.leaves.items():
+            found.setdefault(name, {}).update((key, part.detach().clone()) for key, part in leaf.parts())
     return found
 
 
-def dump(leaves: Leaves) -> Saved:
-    """A copy by leaf and parameter."""
-    return {
-        name: {parameter: part.detach().clone() for leaf in each for parameter, part in leaf.parts()}
-        for name, each in leaves.items()
-    }
-
-
 @torch.no_grad()
-def load(leaves: Leaves, saved: Sequence[Saved], rank: int, world_size: int) -> None:
-    """Overwrite the leaves with what all workers saved, in order of rank; their number may have been
-    another."""
-    for name, each in leaves.items():
-        for leaf in each:
-            for parameter, part in leaf.parts():
-                mine = _share(name, parameter, leaf.on_resize, saved, rank, world_size)
-                if mine is None:
-                    continue
-                if mine.shape != part.shape:
-                    raise DataError(
-                        f"{name} of {parameter} does not fit: saved {tuple(mine.shape)}, "
-                        f"this run has {tuple(part.shape)}"
-                    )
-                part.copy_(mine)
+def load(buckets: Iterable[ParameterBucket], saved: Sequence[Saved], rank: int, world_size: int) -> None:
+    """Overwrite the leaves with what all workers saved, in order of rank, however many they were."""
+    parts = [
+        (name, leaf.on_resize, parameter, part)
+        for bucket in buckets
+        for name, leaf in bucket.leaves.items()
+        for parameter, part in leaf.parts()
+    ]
+    for name, rule, parameter, part in parts:
+        mine = _share([each.get(name, {}).get(parameter) for each in saved], rule, rank, world_size)
+        if mine is None:
+            continue
+        if mine.shape != part.shape:
+            raise DataError(
+                f"{name} of {parameter} does not fit: saved {tuple(mine.shape)}, "
+                f"this run has {tuple(part.shape)}"
+            )
+        part.copy_(mine)
 
 
-def _share(
-    name: str, parameter: str, rule: OnResize, saved: Sequence[Saved], rank: int, world_size: int
-) -> Tensor | None:
-    """This worker's part of one saved tensor; None: it stays as it was made."""
-    found = [each.get(name, {}).get(parameter) for each in saved]
+def _share(found: Sequence[Tensor | None], rule: OnResize, rank: int, world_size: int) -> Tensor | None:
+    """This worker's part of a tensor that all workers saved; None: it stays as it was made."""
     values = [value for value in found if value is not None]
     if len(values) < len(found):
         return None  # a parameter that had no such leaf, because it counted as small then

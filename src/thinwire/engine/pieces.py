@@ -8,6 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median_high
 
 import numpy as np
 from torch import Tensor
@@ -32,10 +34,6 @@ longer among the profiled ones."""
 REGULAR_AGREEMENT = 256
 """From there on an order is agreed on every so many passes; before, each time their number has doubled. A
 network that has become slower or faster is noticed."""
-
-
-def _last() -> deque[float]:
-    return deque(maxlen=PROFILED_PASSES)
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class _Parcel:
     pieces: list[Piece]
     works: list[Work] = field(default_factory=list)
     full: bool = False
-    full_s: deque[float] = field(default_factory=_last)
+    full_s: deque[float] = field(default_factory=partial(deque, maxlen=PROFILED_PASSES))
     """When backward filled it, in the last passes."""
 
 
@@ -101,8 +99,7 @@ class Pieces:
             self._order = self._launcher.agree(self._best_order(needed))
             self._agreed_pass = self._pass
         self._issued = 0
-        # One at a time in the pass before an agreement: pieces that share the wire tell nothing about
-        # latency.
+        # One at a time in the pass before an agreement: pieces that share the wire tell nothing of latency.
         self._limit = 1 if agreement_is_due(self._pass + 1) else self._in_flight
         self._began_s = self._clock()
         for parcel in self._parcels:
@@ -163,7 +160,7 @@ class Pieces:
         place = {bucket: n for n, bucket in enumerate(needed)}
         profiles = [
             Profile(
-                ready_s=_median(parcel.full_s),
+                ready_s=median_high(parcel.full_s),
                 need=place.get(index, -1),
                 piece_s=tuple(piece.gradient.nbytes * per_byte_s for piece in parcel.pieces),
             )
@@ -199,10 +196,6 @@ def agreement_is_due(number: int) -> bool:
     if number < FIRST_AGREEMENT:
         return False
     return number % REGULAR_AGREEMENT == 0 or (number < REGULAR_AGREEMENT and number.bit_count() == 1)
-
-
-def _median(times_s: deque[float]) -> float:
-    return sorted(times_s)[len(times_s) // 2] if times_s else 0.0
 
 
 def _cut(bucket: ParameterBucket, piece_bytes: int, *, fine: bool) -> list[Piece]:

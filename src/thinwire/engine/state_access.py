@@ -1,14 +1,13 @@
 """Notices who handles a model or an optimizer as a whole: state dicts, copies, files, zero_grad.
 
 What is under way must be finished before anybody else takes the whole: steps that overlap="forward" has put
-off, exchanges of parameters in the air. Where torch has no hook, an
-attribute of the one object stands before its class's method; copies and files get none of it.
+off, exchanges of parameters in the air. Where torch has no hook, an attribute of the one object stands before
+its class's method; copies and files get none of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,21 +18,6 @@ from torch.utils.hooks import RemovableHandle
 from thinwire.errors import UsageError
 
 _GETSTATE, _ZERO_GRAD = "__getstate__", "zero_grad"
-
-
-@dataclass(frozen=True, slots=True)
-class _Override:
-    """An attribute of one object in the place of its class's method."""
-
-    owner: nn.Module | Optimizer
-    name: str
-    instead: Callable[..., Any]
-
-    def set(self) -> None:
-        self.owner.__dict__[self.name] = self.instead  # not setattr, which compiled modules pass on
-
-    def remove(self) -> None:
-        self.owner.__dict__.pop(self.name, None)
 
 
 class StateAccessHooks:
@@ -47,12 +31,10 @@ class StateAccessHooks:
         finish: Callable[[], None],
         drop: Callable[[], None] | None = None,
     ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._finish = finish
-        self._drop = drop
+        self._model, self._optimizer = model, optimizer
+        self._finish, self._drop = finish, drop
         self._handles: list[RemovableHandle] = []
-        self._overrides: list[_Override] = []
+        self._overrides: list[tuple[nn.Module | Optimizer, str]] = []
         self._hidden: set[int] = set()
 
     def hook(self, others: Sequence[RemovableHandle]) -> None:
@@ -61,21 +43,23 @@ class StateAccessHooks:
         for owner in owners:
             self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._finish()))
             self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._finish()))
-            self._overrides.append(_Override(owner, _GETSTATE, partial(self._copied, owner)))
-        if (drop := self._drop) is not None:
+            self._override(owner, _GETSTATE, partial(self._copied, owner))
+        if self._drop is not None:
             for owner in (self._model, self._optimizer):
-                self._overrides.append(_Override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, drop)))
-        for override in self._overrides:
-            override.set()
+                self._override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, self._drop))
         self._hidden = {handle.id for handle in (*self._handles, *others)}
 
     def unhook(self) -> None:
         for handle in self._handles:
             handle.remove()
-        for override in self._overrides:
-            override.remove()
+        for owner, name in self._overrides:
+            owner.__dict__.pop(name, None)
         self._handles.clear()
         self._overrides.clear()
+
+    def _override(self, owner: nn.Module | Optimizer, name: str, instead: Callable[..., Any]) -> None:
+        owner.__dict__[name] = instead  # not setattr, which compiled modules pass on
+        self._overrides.append((owner, name))
 
     def _copied(self, owner: nn.Module | Optimizer) -> Any:
         """What pickle and deepcopy take: the finished state, without anything of ours."""

@@ -134,17 +134,18 @@ class HookState:
         self._places = [
             _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
         ]
-        self._state = self.strategy.init([place.bucket for place in self._places], self._endpoint.wire())
+        self._state = self.strategy.init(self._buckets, self._endpoint.wire())
         saved, self._saved = self._saved, ()
         if saved:
             self._load(saved)
 
-    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
-        return leaves.collect([place.bucket.leaves for place in self._places])
+    @property
+    def _buckets(self) -> list[ParameterBucket]:
+        return [place.bucket for place in self._places]
 
     def _load(self, saved: Sequence[dict[str, Any]]) -> None:
         rank, world_size = self._lane.rank, self._lane.world_size
-        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        leaves.load(self._buckets, [each["leaves"] for each in saved], rank, world_size)
         self._steps_before += int(saved[0]["steps"]) - self._strategy_steps
         self._context.step = self._strategy_steps + 1
         if len(saved) == world_size:
@@ -160,13 +161,12 @@ class HookState:
             if len(self._saved) == self._lane.world_size:
                 return self._saved[self._lane.rank]
             return {"strategy": repr(self.strategy), "loaded": list(self._saved)}
-        found = self._leaves()
-        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        by_parameter = {id(leaf.data) for bucket in self._buckets for leaf in bucket.leaves.values()}
         return {
             "strategy": repr(self.strategy),
             "steps": self._strategy_steps,
-            "leaves": leaves.dump(found),
-            "plain": plain.dump(self._state, skip),
+            "leaves": leaves.dump(self._buckets),
+            "plain": plain.dump(self._state, by_parameter),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
