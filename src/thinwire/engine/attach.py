@@ -15,7 +15,7 @@ from thinwire.engine.buckets import local, make_buckets
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link, linked
-from thinwire.engine.optimizer_state import give_optimizer_state
+from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.transport import Transport
 from thinwire.errors import SettingError, UsageError, check, check_one_of
@@ -148,8 +148,8 @@ def _groups(
         check(inside, f"replica_ranks of {name}", f"different ranks below {lane.world_size}", ranks)
         check(lane.rank in ranks, f"replica_ranks of {name}", f"with this worker's rank {lane.rank}", ranks)
         found[name] = ranks
-    unknown = [key for key in given if not any((n + ".").startswith(key + ".") for n in found)]
-    unknown = [key for key in unknown if tuple(given[key]) != everyone]
+    some = [key for key, ranks in given.items() if tuple(ranks) != everyone]
+    unknown = [key for key in some if not any((name + ".").startswith(key + ".") for name in found)]
     check(not unknown, "replica_ranks", "names of parameters or modules of the model", unknown)
     return found
 
@@ -161,13 +161,9 @@ def _mesh_ranks(parameter: Tensor, members: Sequence[int]) -> tuple[int, ...]:
     assert isinstance(parameter, DTensor)
     mesh = parameter.device_mesh
     root = mesh._get_root_mesh()  # a layer split along "tp" has its replicas along the other dimensions
-    own, names = root.get_coordinate(), mesh.mesh_dim_names or ()
+    own, names = root.get_coordinate(), mesh.mesh_dim_names or range(mesh.ndim)
     assert own is not None, "a worker that holds a part of the tensor is in its mesh"
-    split = {
-        names[dim] if names else dim
-        for dim, placement in enumerate(parameter.placements)
-        if not placement.is_replicate()
-    }
+    split = {name for name, kind in zip(names, parameter.placements, strict=True) if not kind.is_replicate()}
     place = tuple(
         own[dim] if name in split else slice(None)
         for dim, name in enumerate(root.mesh_dim_names or range(root.ndim))

@@ -6,7 +6,6 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,16 +20,6 @@ from thinwire.errors import DataError, ThinwireError, UsageError, check
 
 SEE_S = 10.0
 """Seconds a worker looks for what another one has written: a network file system may be slow to show it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoint a training goes on from."""
-
-    path: Path
-    step: int
-    world_size: int
-    """Workers that saved it."""
 
 
 class Checkpoint:
@@ -128,8 +117,9 @@ class Checkpoint:
 
     # -- loading ----------------------------------------------------------------------------------
 
-    def load(self) -> Saved | None:
-        """Take everything from the newest checkpoint; None if there is none yet. Called by all workers.
+    def load(self) -> Manifest | None:
+        """Take everything from the newest checkpoint, and give what it says of itself, such as its `step`;
+        None if there is none yet. Called by all workers.
 
         DataError, on all workers and before anything is changed, if it is damaged or of another training.
         With another number of workers, parts that each worker has of its own are resized.
@@ -151,7 +141,7 @@ class Checkpoint:
                         part.load_state_dict(states[name][0])
                 except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
                     raise DataError(f"{name} of {path} does not fit: {error}") from error
-        return Saved(path, manifest.step, manifest.world_size)
+        return manifest
 
     def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""

@@ -14,11 +14,11 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import leaves, state
+from thinwire.engine import state
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Endpoint
+from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
@@ -138,6 +138,12 @@ class Core:
             instruments=self.strategy.instruments(self.groups[0].state),
         )
 
+    def side_lane(self, name: str, driver: Driver) -> tuple[Lane, Callable[[Make], Task]]:
+        """A lane, and what starts coroutines on it, for something else that is sent beside training."""
+        lane = self.engine.lane.lane(name)
+        endpoint = Endpoint(lane, self.engine_meter)
+        return lane, lambda make: endpoint.start(driver, "reduce", make, name)
+
     # -- gradients (the reducers' launcher) ---------------------------------------------------------
 
     def reduce(self, bucket: Gradients, place: int) -> Task:
@@ -162,12 +168,9 @@ class Core:
 
     def averageable(self) -> dict[Endpoint, list[Tensor]]:
         """Floating-point tensors by where their replicas meet: all workers for buffers and frozen ones."""
+        some = [group for group in self.groups if group.ranks is not None]
         meets = {
-            id(p): group.endpoint
-            for group in self.groups
-            if group.ranks is not None
-            for bucket in group.buckets
-            for p in bucket.parameters
+            id(p): group.endpoint for group in some for bucket in group.buckets for p in bucket.parameters
         }
         found: dict[Endpoint, list[Tensor]] = {}
         for tensor in (*self.model.parameters(), *self.model.buffers()):
@@ -247,7 +250,7 @@ class Core:
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layout": [bucket.names for bucket in self.buckets],
-            "leaves": leaves.dump(self.buckets),
+            "leaves": state.dump_leaves(self.buckets),
             "plain": [state.dump(group.state, by_parameter) for group in self.groups],
         }
 
@@ -265,7 +268,7 @@ class Core:
                 f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
                 hint="go on with as many workers as saved it",
             )
-        leaves.load(self.buckets, [each["leaves"] for each in saved], rank, world_size)
+        state.load_leaves(self.buckets, [each["leaves"] for each in saved], rank, world_size)
         self.steps = int(furthest["steps"])
         if furthest["layout"] != [bucket.names for bucket in self.buckets]:
             return  # of other buckets: what is not kept by parameter begins anew

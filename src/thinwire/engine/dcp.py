@@ -82,9 +82,7 @@ def read(folder: Path) -> dict[str, Any]:
     planner = _EmptyStateDictLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
     planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    reader.read_data(planner.create_local_plan(), planner).wait()
     tree: dict[str, Any] = _put_back(planner.state_dict[_TREE], planner.state_dict)
     return tree
 

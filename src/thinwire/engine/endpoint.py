@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from thinwire.engine.driver import Driver, ProgressThread, Task
+from thinwire.engine.driver import Driver, Task
 from thinwire.strategies.base import Seam
 from thinwire.wire.base import Lane
 from thinwire.wire.messages import Messenger
@@ -55,21 +55,3 @@ class Endpoint:
         if seam not in self._sequencers:
             self._sequencers[seam] = Sequencer(self.lane, seam)
         return self._sequencers[seam]
-
-
-class SideLane:
-    """Something else that is sent beside training, such as the shuffle ring: neither holds up the other."""
-
-    def __init__(self, lane: Lane, meter: Meter, name: str, finish: Callable[[], None]) -> None:
-        self.rank = lane.rank
-        self.finish = finish
-        """Called where everything under way has to end: before a save, at `detach`."""
-        self._name = name
-        self._endpoint = Endpoint(lane, meter)
-        self._progress = ProgressThread(f"thinwire-{name}")
-        self._driver = Driver(self._progress.soon, self._progress.soon)
-        self.stop = self._progress.stop
-
-    def start(self, make: Make) -> Task:
-        """Run a coroutine here until it first has to wait; it goes on in the thread."""
-        return self._endpoint.start(self._driver, "reduce", make, self._name)

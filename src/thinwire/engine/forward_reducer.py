@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.forward_hooks import ForwardHooks
-from thinwire.engine.partial_optimizer import PartialOptimizer
+from thinwire.engine.optimizer import PartialOptimizer
 from thinwire.engine.pieces import Pieces
 from thinwire.engine.reducer import Launcher
 from thinwire.engine.state_access import StateAccessHooks

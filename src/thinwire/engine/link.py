@@ -12,15 +12,17 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from thinwire.engine import leaves
+from thinwire.engine import state
 from thinwire.engine.core import Core
-from thinwire.engine.endpoint import SideLane
+from thinwire.engine.driver import Driver, ProgressThread, Task
+from thinwire.engine.endpoint import Make
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.stats import Stats
 from thinwire.engine.transport import Transport
 from thinwire.errors import UsageError, check
 from thinwire.strategies.base import Strategy, overrides
+from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
 
 linked = WeakTensorKeyDictionary()
@@ -42,7 +44,8 @@ class Link:
         self._model, self._optimizer = core.model, core.optimizer
         self._everyone = Replicas(core.engine, transport.wait)
         self._attached = True
-        self._side_lanes: list[SideLane] = []
+        self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
+        """What completes each, and the thread it has."""
         self._handles = [
             self._optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -86,9 +89,8 @@ class Link:
         parameters; called by all workers."""
         # but without the mixer: measuring must not bring exchanges back early
         self._transport.wait_for(self._core.reducer.stepping())
-        shared = next((group for group in self._core.groups if group.ranks is None), None)
-        buckets = [] if shared is None else shared.buckets
-        return self._everyone.consensus_distance(buckets)
+        shared = [group.buckets for group in self._core.groups if group.ranks is None]
+        return self._everyone.consensus_distance(list(chain(*shared)))
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker, by parameter where it belongs to one."""
@@ -97,15 +99,14 @@ class Link:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with what this worker has saved, also with other buckets."""
-        self.synchronize()
-        self._core.load([saved] * self.world_size)
+        self.resize([saved] * self.world_size)
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of what another number of workers saved, in order of rank."""
         self.synchronize()
         self._core.load(saved)
 
-    def reshape(self, kept: leaves.Kept) -> None:
+    def reshape(self, kept: state.Kept) -> None:
         """Go on with parameters that have shrunk: the strategy's state keeps the same indices.
 
         Called by all workers, after `parameter.data` was replaced by a smaller tensor, and the optimizer's
@@ -114,7 +115,7 @@ class Link:
         """
         self.synchronize()
         saved = self._core.state_dict()
-        saved["leaves"] = leaves.shrink(saved["leaves"], kept)
+        saved["leaves"] = state.shrink(saved["leaves"], kept)
         self._core.reducer.unhook()
         self._rebuild()
         self._hook()
@@ -124,12 +125,13 @@ class Link:
         """Wait for works of a side lane, one after another."""
         self._transport.wait_for(works)
 
-    def side_lane(self, name: str, finish: Callable[[], None]) -> SideLane:
-        """A lane and a thread for something else that is sent beside training; made by all workers at the
-        same point, and ended with the link. `finish` ends what is under way; its traffic is in `stats`."""
-        lane = self._core.engine.lane.lane(f"{name} {len(self._side_lanes)}")
-        self._side_lanes.append(SideLane(lane, self._core.engine_meter, name, finish))
-        return self._side_lanes[-1]
+    def side_lane(self, name: str, finish: Callable[[], None]) -> tuple[Lane, Callable[[Make], Task]]:
+        """A lane, and what starts coroutines on it in a thread of their own, for something else that is sent
+        beside training; made by all workers at the same point, and ended with the link. `finish` completes
+        what is under way, before a save and at `detach`; its traffic is in `stats`."""
+        number, progress = len(self._side_lanes), ProgressThread(f"thinwire-{name}")
+        self._side_lanes.append((finish, progress))
+        return self._core.side_lane(f"{name} {number}", Driver(progress.soon, progress.soon))
 
     # -- what users steer -------------------------------------------------------------------------
 
@@ -171,8 +173,7 @@ class Link:
         buffers.joining, buffers.present = False, True
         if self.strategy.replicas_agree:
             self.synchronize()
-            training = self._model, self._optimizer, self._core.steps
-            self._core.steps = self._everyone.adopt_last(*training)
+            self._core.steps = self._everyone.adopt_last(self._model, self._optimizer, self._core.steps)
 
     def synchronize(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
@@ -182,8 +183,8 @@ class Link:
         average or a clamp.
         """
         self._transport.wait_for(self._core.synchronizing())
-        for each in self._side_lanes:
-            each.finish()
+        for finish, _ in self._side_lanes:
+            finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -205,7 +206,7 @@ class Link:
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
         self.synchronize()
-        tensors = list(chain.from_iterable(self._core.averageable().values()))
+        tensors = list(chain(*self._core.averageable().values()))
         own = [t.detach().clone() for t in tensors]
         self.average_()
         try:
@@ -250,8 +251,8 @@ class Link:
             handle.remove()
 
     def _stop(self) -> None:
-        for each in self._side_lanes:
-            each.stop()
+        for _, progress in self._side_lanes:
+            progress.stop()
         self._transport.stop()
         self._core.abandon()
         self._core.lane.close()

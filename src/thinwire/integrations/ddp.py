@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from thinwire.engine import leaves
-from thinwire.engine import state as plain
+from thinwire.engine import state
 from thinwire.engine.attach import TIMEOUT_S
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
 from thinwire.engine.driver import Driver, ProgressThread, Task
@@ -145,13 +144,13 @@ class HookState:
 
     def _load(self, saved: Sequence[dict[str, Any]]) -> None:
         rank, world_size = self._lane.rank, self._lane.world_size
-        leaves.load(self._buckets, [each["leaves"] for each in saved], rank, world_size)
+        state.load_leaves(self._buckets, [each["leaves"] for each in saved], rank, world_size)
         self._steps_before += int(saved[0]["steps"]) - self._strategy_steps
         self._context.step = self._strategy_steps + 1
         if len(saved) == world_size:
-            self._state = plain.load(self._state, saved[rank]["plain"])
+            self._state = state.load(self._state, saved[rank]["plain"])
         else:
-            plain.load_same(self._state, saved[0]["plain"])
+            state.load_same(self._state, saved[0]["plain"])
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -165,8 +164,8 @@ class HookState:
         return {
             "strategy": repr(self.strategy),
             "steps": self._strategy_steps,
-            "leaves": leaves.dump(self._buckets),
-            "plain": plain.dump(self._state, by_parameter),
+            "leaves": state.dump_leaves(self._buckets),
+            "plain": state.dump(self._state, by_parameter),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -17,7 +17,7 @@ from thinwire.engine.attach import cut
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Endpoint, Make
+from thinwire.engine.endpoint import Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.stats import Stats
 from thinwire.simulate.clock import Clock
@@ -122,9 +122,7 @@ class VirtualWorker:
 
     def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
         """A lane, and what starts coroutines on it, for something else that is sent beside training."""
-        lane = self.core.engine.lane.lane(name)
-        endpoint = Endpoint(lane, self.core.engine_meter)
-        return lane, lambda make: endpoint.start(self.driver, "reduce", make, name)
+        return self.core.side_lane(name, self.driver)
 
     # -- the training loop --------------------------------------------------------------------------
 
