@@ -77,9 +77,8 @@ def attach(
     (1, 0)
     """
     check_one_of("buffers", buffers, get_args(BufferPolicy))
-    check(
-        bucket_bytes is None or bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes
-    )
+    positive = bucket_bytes is None or bucket_bytes > 0
+    check(positive, "bucket_bytes", "a positive number of bytes", bucket_bytes)
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
     _check_strategy(strategy)
     _check_model(model)
@@ -93,7 +92,7 @@ def attach(
     transport = Transport(lane, timeout_s)
     try:
         core = Core(model, optimizer, strategy, lane, transport, buffers=buffers)
-        _start_alike(core, transport, settings, group_of)
+        _start_alike(core, timeout_s, settings, group_of)
         rebuild = partial(cut, core, group_of, bucket_bytes)
         rebuild()
         transport.core = core
@@ -164,23 +163,19 @@ def _mesh_ranks(parameter: Tensor, members: Sequence[int]) -> tuple[int, ...]:
     own, names = root.get_coordinate(), mesh.mesh_dim_names or range(mesh.ndim)
     assert own is not None, "a worker that holds a part of the tensor is in its mesh"
     split = {name for name, kind in zip(names, parameter.placements, strict=True) if not kind.is_replicate()}
-    place = tuple(
-        own[dim] if name in split else slice(None)
-        for dim, name in enumerate(root.mesh_dim_names or range(root.ndim))
-    )
+    root_names = root.mesh_dim_names or range(root.ndim)
+    place = tuple(at if name in split else slice(None) for at, name in zip(own, root_names, strict=True))
     return tuple(members.index(rank) for rank in root.mesh[place].reshape(-1).tolist())
 
 
-def _start_alike(
-    core: Core, transport: Transport, settings: list[str], group_of: Mapping[str, Ranks]
-) -> None:
+def _start_alike(core: Core, timeout_s: float, settings: list[str], group_of: Mapping[str, Ranks]) -> None:
     """Make sure that all replicas have the same parameters and settings, and give them the first one's."""
     named = list(core.model.named_parameters())
 
     def wait(work: Work) -> None:
-        if not work.wait(transport.timeout_s):
+        if not work.wait(timeout_s):
             raise core.lane.late_error(
-                f"worker {core.lane.rank} has waited {transport.timeout_s:g} s for the others to attach"
+                f"worker {core.lane.rank} has waited {timeout_s:g} s for the others to attach"
             )
 
     for group in (None, *dict.fromkeys(group_of.values())):

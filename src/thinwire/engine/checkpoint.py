@@ -145,9 +145,8 @@ class Checkpoint:
 
     def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
-        ranks = [self._link.rank]
-        if manifest.world_size != self._link.world_size:
-            ranks = list(range(manifest.world_size))
+        same = manifest.world_size == self._link.world_size
+        ranks = [self._link.rank] if same else range(manifest.world_size)
         names = [folders.COMMON, *map(folders.worker, ranks)]
         for name in names:
             folders.verify(path, manifest, name)

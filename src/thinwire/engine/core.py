@@ -6,8 +6,8 @@ Nothing here waits: methods that have to, yield what to wait for, one after anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -22,9 +22,9 @@ from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
-from thinwire.engine.stats import Stats
 from thinwire.errors import DataError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
+from thinwire.traffic import Traffic
 from thinwire.wire.base import Lane
 from thinwire.wire.ranges import range_of
 from thinwire.wire.wire import Meter
@@ -62,6 +62,34 @@ class ReplicaGroup:
     serving: Task | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What one worker has done so far."""
+
+    steps: int = 0
+    """Optimizer steps."""
+    rounds: int = 0
+    """Wire operations."""
+    traffic: Traffic = field(default_factory=Traffic)
+    exposed_s: float = 0.0
+    """Seconds training waited for the wire with nothing else to do."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the strategy tells of itself, by name."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.traffic.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self.traffic.received_bytes
+
+    @property
+    def messages(self) -> int:
+        """Messages sent."""
+        return self.traffic.messages
+
+
 class Core:
     """One worker: a strategy joined to a model and an optimizer."""
 
@@ -84,6 +112,7 @@ class Core:
         # Where replicas differ so may their buffers, and Silent must stay silent.
         policy = buffers if strategy.replicas_agree else "local"
         self.buffers = Buffers(model, policy, self.engine.lane)
+        self.receiving_buffers = self.buffers.receiving
         self.groups: list[ReplicaGroup] = []
         self.context, self._driver = shell.context, shell.driver
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
@@ -154,9 +183,6 @@ class Core:
 
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
-
-    def receiving_buffers(self) -> Iterator[Work]:
-        return self.buffers.receiving()
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""

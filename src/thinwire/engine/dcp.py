@@ -34,8 +34,8 @@ class _Slot:
 def snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of `tree` that training cannot change any more: tensors by name, and the rest under `tree`."""
     tensors: dict[str, Any] = {}
-    rest = _take_out(tree, "", tensors)
-    return {**tensors, _TREE: rest}
+    tensors[_TREE] = _take_out(tree, "", tensors)
+    return tensors
 
 
 def _take_out(value: Any, name: str, tensors: dict[str, Any]) -> Any:

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from thinwire.engine import state
-from thinwire.engine.core import Core
+from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
-from thinwire.engine.stats import Stats
 from thinwire.engine.transport import Transport
 from thinwire.errors import UsageError, check
 from thinwire.strategies.base import Strategy, overrides
@@ -109,9 +108,8 @@ class Link:
     def reshape(self, kept: state.Kept) -> None:
         """Go on with parameters that have shrunk: the strategy's state keeps the same indices.
 
-        Called by all workers, after `parameter.data` was replaced by a smaller tensor, and the optimizer's
-        state too. `kept` has for each parameter that changed, by name, the indices left of each dimension
-        (None: all).
+        Called by all workers, after `parameter.data` and the optimizer's state were replaced by smaller
+        tensors. `kept` has, by name of each changed parameter, the indices left by dimension (None: all).
         """
         self.synchronize()
         saved = self._core.state_dict()
@@ -146,8 +144,7 @@ class Link:
             self._core.reducer.hooks.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much the next backward of this worker counts: gradients become the mean over samples,
-        not over workers.
+        """How much this worker's next backward counts: gradients become the mean over samples, not workers.
 
         It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
         or pass a share of the usual batch where a batch is smaller. In a half-precision model the
@@ -178,9 +175,8 @@ class Link:
     def synchronize(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
 
-        Called by all workers. Forward passes and state dicts finish the steps they need by
-        themselves; call it before code that reads or changes parameters directly, such as a moving
-        average or a clamp.
+        Called by all workers. Forward passes and state dicts finish the steps they need by themselves; call
+        it before code that reads or changes parameters directly, such as a moving average or a clamp.
         """
         self._transport.wait_for(self._core.synchronizing())
         for finish, _ in self._side_lanes:

@@ -49,8 +49,7 @@ def _momentum_names(optimizer: Optimizer) -> tuple[str, ...]:
 class OptimizerState:
     """One number that the optimizer keeps for every number of a bucket.
 
-    An optimizer makes it in its first step with a gradient. Until then it reads as zero, and what is
-    written is dropped.
+    Until an optimizer makes it, in its first step with a gradient, it reads as zero and writing does nothing.
     """
 
     def __init__(self, bucket: ParameterBucket, optimizer: Optimizer, name: str) -> None:
@@ -95,9 +94,8 @@ class OptimizerState:
 class PartialOptimizer:
     """Records what `optimizer.step()` would do now, and does it bucket by bucket later.
 
-    The optimizer's own step is called with parameter groups cut down to one bucket, so whatever
-    it computes for a parameter it computes here. That holds for optimizers that treat each
-    parameter by itself, as all of torch.optim but LBFGS do.
+    The optimizer's own step is called with parameter groups cut down to one bucket. That is the same for
+    optimizers that treat each parameter by itself, as all of torch.optim but LBFGS do.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

@@ -33,6 +33,10 @@ class Replicas:
         """Overwrite a tensor with its sum over workers."""
         self._wait(self._endpoint.issue(lambda wire: wire.all_reduce_(data)))
 
+    def _average_(self, data: Tensor) -> None:
+        self.sum_(data)
+        data /= self._world_size
+
     def _broadcast_(self, data: Tensor, source: int) -> None:
         self._wait(self._endpoint.issue(lambda wire: wire.broadcast_(data, source=source)))
 
@@ -68,26 +72,13 @@ class Replicas:
                     )
         raise AssertionError("digests differ and descriptions do not")
 
-    @torch.no_grad()
     def broadcast_tensors_(self, tensors: Iterable[Tensor], source: int) -> None:
-        """Overwrite tensors of any dtype with those of worker `source`, as bytes, a chunk at a time."""
-        for group in chunks(tensors):
-            flat = torch.cat([t.detach().reshape(-1).contiguous().view(torch.uint8) for t in group])
-            self._broadcast_(flat, source)
-            parts = flat.split([t.nbytes for t in group])
-            for tensor, part in zip(group, parts, strict=True):
-                # clone: a slice of bytes need not be aligned for the tensor's dtype
-                tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))
+        """Overwrite tensors of any dtype with those of worker `source`, as bytes."""
+        _in_chunks_(tensors, lambda flat: self._broadcast_(flat.view(torch.uint8), source))
 
-    @torch.no_grad()
     def average_tensors_(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite floating-point tensors with their mean over workers."""
-        for group in chunks(tensors):
-            flat = torch.cat([t.detach().reshape(-1) for t in group])
-            self.sum_(flat)
-            flat /= self._world_size
-            for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
-                tensor.copy_(part.view(tensor.shape))
+        _in_chunks_(tensors, self._average_)
 
     @torch.no_grad()
     def consensus_distance(self, buckets: Sequence[ParameterBucket]) -> float:
@@ -96,8 +87,7 @@ class Replicas:
         for bucket in buckets:
             mine = bucket.read()
             mean = mine.clone()
-            self.sum_(mean)
-            mean /= self._world_size
+            self._average_(mean)
             sums[0] += float((mine - mean).double().square().sum())
             sums[1] += float(mean.double().square().sum())
         self.sum_(sums)
@@ -135,6 +125,16 @@ def describe(named: Iterable[tuple[str, Tensor]], kind: str) -> list[str]:
         + (" frozen" if kind == "parameter" and not t.requires_grad else "")
         for name, t in named
     ]
+
+
+@torch.no_grad()
+def _in_chunks_(tensors: Iterable[Tensor], overwrite_: Callable[[Tensor], None]) -> None:
+    """Overwrite tensors by way of flat ones, a chunk at a time."""
+    for group in chunks(tensors):
+        flat = torch.cat([t.detach().reshape(-1) for t in group])
+        overwrite_(flat)
+        for tensor, part in zip(group, flat.split([t.numel() for t in group]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def chunks(tensors: Iterable[Tensor], *, mixed: bool = False) -> list[list[Tensor]]:

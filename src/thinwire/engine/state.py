@@ -40,9 +40,8 @@ class Leaf:
     def parts(self) -> list[tuple[str, Tensor]]:
         """Views of the data, by parameter."""
         views = self.data.split([shape.numel() for shape in self.shapes])
-        return [
-            (name, view.view(shape)) for name, view, shape in zip(self.names, views, self.shapes, strict=True)
-        ]
+        parts = zip(self.names, views, self.shapes, strict=True)
+        return [(name, view.view(shape)) for name, view, shape in parts]
 
 
 def dump_leaves(buckets: Iterable[ParameterBucket]) -> Saved:
@@ -144,9 +143,8 @@ def load(state: Any, saved: Any, where: str = "state") -> Any:
     if isinstance(state, list):
         if len(state) != len(saved):
             raise DataError(f"{where} does not fit: saved {len(saved)} entries, this run has {len(state)}")
-        state[:] = [
-            load(old, new, f"{where}[{i}]") for i, (old, new) in enumerate(zip(state, saved, strict=True))
-        ]
+        pairs = enumerate(zip(state, saved, strict=True))
+        state[:] = [load(old, new, f"{where}[{i}]") for i, (old, new) in pairs]
         return state
     return saved
 

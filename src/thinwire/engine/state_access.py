@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from thinwire.errors import UsageError
 
 _GETSTATE, _ZERO_GRAD = "__getstate__", "zero_grad"
+_Owner = nn.Module | Optimizer
 
 
 class StateAccessHooks:
@@ -34,12 +35,12 @@ class StateAccessHooks:
         self._model, self._optimizer = model, optimizer
         self._finish, self._drop = finish, drop
         self._handles: list[RemovableHandle] = []
-        self._overrides: list[tuple[nn.Module | Optimizer, str]] = []
+        self._overrides: list[tuple[_Owner, str]] = []
         self._hidden: set[int] = set()
 
     def hook(self, others: Sequence[RemovableHandle]) -> None:
         """`others`: hooks besides these that a copy of the model must not have."""
-        owners: list[nn.Module | Optimizer] = [*self._model.modules(), self._optimizer]
+        owners: list[_Owner] = [*self._model.modules(), self._optimizer]
         for owner in owners:
             self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._finish()))
             self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._finish()))
@@ -57,11 +58,11 @@ class StateAccessHooks:
         self._handles.clear()
         self._overrides.clear()
 
-    def _override(self, owner: nn.Module | Optimizer, name: str, instead: Callable[..., Any]) -> None:
+    def _override(self, owner: _Owner, name: str, instead: Callable[..., Any]) -> None:
         owner.__dict__[name] = instead  # not setattr, which compiled modules pass on
         self._overrides.append((owner, name))
 
-    def _copied(self, owner: nn.Module | Optimizer) -> Any:
+    def _copied(self, owner: _Owner) -> Any:
         """What pickle and deepcopy take: the finished state, without anything of ours."""
         self._finish()
         state = type(owner).__getstate__(owner)  # type: ignore[arg-type]  # each its own
@@ -73,9 +74,7 @@ class StateAccessHooks:
                 plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in self._hidden)
         return plain
 
-    def _zero_grad(
-        self, owner: nn.Module | Optimizer, drop: Callable[[], None], set_to_none: bool = True
-    ) -> None:
+    def _zero_grad(self, owner: _Owner, drop: Callable[[], None], set_to_none: bool = True) -> None:
         if not set_to_none:
             raise UsageError(
                 "overlap='forward' keeps no gradients that could be set to zero",

@@ -15,11 +15,9 @@ from torch.optim import Optimizer
 
 from thinwire.engine.attach import cut
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
-from thinwire.engine.core import Core, Order
+from thinwire.engine.core import Core, Order, Stats
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Make
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.engine.stats import Stats
 from thinwire.simulate.clock import Clock
 from thinwire.simulate.pace import Compute, Pace, Timetable
 from thinwire.strategies.base import Strategy, overrides
@@ -119,12 +117,6 @@ class VirtualWorker:
     @property
     def stats(self) -> Stats:
         return self.core.stats
-
-    def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
-        """A lane, and what starts coroutines on it, for something else that is sent beside training."""
-        return self.core.side_lane(name, self.driver)
-
-    # -- the training loop --------------------------------------------------------------------------
 
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
