@@ -30,7 +30,7 @@ _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParalle
 
 TIMEOUT_S = 300.0
 MOST_BUCKET_BYTES = 25 << 20
-LEAST_BUCKET_BYTES = 256 << 10
+LEAST_BUCKET_BYTES = 512 << 10
 """A bucket costs each worker about a millisecond of its processor, whatever its size."""
 LEAST_MESSAGE_BYTES = 64 << 10
 """A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
@@ -106,13 +106,13 @@ def attach(
 def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
     """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
     named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
-    first_bytes = None
+    end_bytes = 0
     if bucket_bytes is None:
         model_bytes = sum(local(p).nbytes for _, p in named)
         bucket_bytes = default_bucket_bytes(model_bytes, core.strategy, core.lane.world_size)
-        first_bytes = bucket_bytes // 2 or None  # so that the wire starts early in backward
+        end_bytes = bucket_bytes // 4
     groups = [group_of.get(name) for name, _ in named]
-    buckets = make_buckets(named, bucket_bytes, first_bytes, groups=groups, context=core.context)
+    buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
     ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
     give_optimizer_state(buckets, core.optimizer)
     core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes)

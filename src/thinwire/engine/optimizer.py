@@ -108,27 +108,12 @@ class PartialOptimizer:
         self._optimizer = optimizer
         self._step = kind.step.__wrapped__  # type: ignore[attr-defined]  # without the users' step hooks
         self._groups: list[tuple[dict[str, Any], set[int]]] = []
-        self._marked = False
-
-    def mark(self) -> None:
-        """Make GradScaler call step, and so be refused, instead of failing on its own terms."""
-        self._marked = not hasattr(self._optimizer, "_step_supports_amp_scaling")
-        if self._marked:
-            self._optimizer._step_supports_amp_scaling = True  # type: ignore[attr-defined]
-
-    def unmark(self) -> None:
-        if self._marked:
-            del self._optimizer._step_supports_amp_scaling  # type: ignore[attr-defined]
-            self._marked = False
+        self._scaling: dict[str, Tensor] = {}
 
     def check_call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse the ways of calling `optimizer.step` that need the gradients now."""
         if any(callable(a) for a in (*args[1:], *kwargs.values())):
             raise UsageError("overlap='forward' cannot step with a closure", hint=_ELSE)
-        if hasattr(self._optimizer, "found_inf") or "grad_scaler" in kwargs:
-            for name in ("found_inf", "grad_scale"):  # which the scaler takes away only after a step
-                self._optimizer.__dict__.pop(name, None)
-            raise UsageError("overlap='forward' cannot work with GradScaler", hint=f"{_ELSE}, or bfloat16")
 
     def record(self) -> None:
         """Remember the groups as they are: settings, the learning rate of this step included, and members."""
@@ -139,6 +124,8 @@ class PartialOptimizer:
             )
             for group in self._optimizer.param_groups
         ]
+        set_by_scaler = {name: getattr(self._optimizer, name, None) for name in ("grad_scale", "found_inf")}
+        self._scaling = {name: v.clone() for name, v in set_by_scaler.items() if v is not None}
 
     @torch.no_grad()
     def step(self, bucket: ParameterBucket) -> None:
@@ -149,6 +136,9 @@ class PartialOptimizer:
                 {**settings, "params": [p for p in bucket.parameters if id(p) in members]}
                 for settings, members in self._groups
             ]
+            self._optimizer.__dict__ |= self._scaling
             self._step(self._optimizer)
         finally:
             self._optimizer.param_groups = groups
+            for name in self._scaling:
+                del self._optimizer.__dict__[name]

@@ -7,8 +7,9 @@ its class's method; copies and files get none of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -17,12 +18,14 @@ from torch.utils.hooks import RemovableHandle
 
 from thinwire.errors import UsageError
 
-_GETSTATE, _ZERO_GRAD = "__getstate__", "zero_grad"
+_GETSTATE, _ZERO_GRAD, _PARAMETERS = "__getstate__", "zero_grad", "named_parameters"
+_OURS = (_GETSTATE, _ZERO_GRAD, _PARAMETERS)
 _Owner = nn.Module | Optimizer
 
 
 class StateAccessHooks:
-    """Calls `finish` before model or optimizer are saved, loaded or copied; `drop`, if any, at zero_grad."""
+    """Calls `finish` before model or optimizer are saved, loaded or copied; with `drop`, which is called at
+    zero_grad, also before anybody is given the parameters."""
 
     def __init__(
         self,
@@ -48,6 +51,9 @@ class StateAccessHooks:
         if self._drop is not None:
             for owner in (self._model, self._optimizer):
                 self._override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, self._drop))
+            # a method, as torch.compile asks for its function
+            named = MethodType(lambda *args, **kwargs: self._named(*args, **kwargs), self._model)
+            self._override(self._model, _PARAMETERS, named)
         self._hidden = {handle.id for handle in (*self._handles, *others)}
 
     def unhook(self) -> None:
@@ -68,11 +74,16 @@ class StateAccessHooks:
         state = type(owner).__getstate__(owner)  # type: ignore[arg-type]  # each its own
         if not isinstance(state, dict):
             return state
-        plain = {name: value for name, value in state.items() if name not in (_GETSTATE, _ZERO_GRAD)}
+        plain = {name: value for name, value in state.items() if name not in _OURS}
         for name, hooks in plain.items():
             if "_hooks" in name and isinstance(hooks, dict):
                 plain[name] = type(hooks)((key, h) for key, h in hooks.items() if key not in self._hidden)
         return plain
+
+    def _named(self, module: nn.Module, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """`parameters()` too: a moving average, a norm that is printed."""
+        self._finish()
+        return type(module).named_parameters(module, *args, **kwargs)
 
     def _zero_grad(self, owner: _Owner, drop: Callable[[], None], set_to_none: bool = True) -> None:
         if not set_to_none:
