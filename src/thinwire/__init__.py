@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from thinwire import data, errors
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
+    from thinwire.engine.core import Stats
     from thinwire.engine.link import Link
-    from thinwire.engine.stats import Stats
     from thinwire.integrations.ddp import ddp_hook
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
@@ -61,7 +61,7 @@ _HOMES = {
     "Link": "engine.link",
     "OkTopK": "strategies.oktopk",
     "Silent": "strategies.silent",
-    "Stats": "engine.stats",
+    "Stats": "engine.core",
     "StochasticGradientPush": "strategies.stochastic_gradient_push",
     "Strategy": "strategies.base",
     "TopK": "strategies.topk",

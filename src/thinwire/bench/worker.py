@@ -25,8 +25,8 @@ from thinwire.bench.config import BenchConfig, Study, run_folder
 from thinwire.bench.harness import LabPaths, block_without_times, joined, time_block
 from thinwire.bench.plan import cells, fits, rotated
 from thinwire.bench.systems import EXACT, Ours, System, find, load_rivals
+from thinwire.engine.core import Stats
 from thinwire.engine.link import Link
-from thinwire.engine.stats import Stats
 from thinwire.events import EventWriter
 from thinwire.lab.control import Control
 from thinwire.recipes import registry

@@ -70,9 +70,9 @@ class ShuffleRing:
         counts = link.all_gather_object(len(self._table))
         self.num_samples = sum(counts)
         """Samples of all workers together."""
-        lane, uneven = link.side_lane("shuffle", self.finish), remainder == "uneven"
+        (lane, start), uneven = link.side_lane("shuffle", self.finish), remainder == "uneven"
         self._exchange = SampleExchange(
-            self._table, counts, seed=seed, uneven=uneven, rank=lane.rank, start=lane.start
+            self._table, counts, seed=seed, uneven=uneven, rank=lane.rank, start=start
         )
         self._resumed = False
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.engine.leaves import Leaf
+from thinwire.engine.state import Leaf
 from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
 
@@ -179,12 +179,11 @@ class ParameterBucket:
         return data
 
     def remember_(self) -> None:
-        """Keep a copy of the state, in case no step uses what a pass makes of it."""
         for leaf in self.leaves.values():
             leaf.remember_()
 
     def undo_(self) -> None:
-        """Go back to the copy."""
+        """A pass was not used: go back to the state before it."""
         for leaf in self.leaves.values():
             leaf.undo_()
 

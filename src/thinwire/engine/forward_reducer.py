@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.forward_hooks import ForwardHooks
-from thinwire.engine.partial_optimizer import PartialOptimizer
+from thinwire.engine.optimizer import PartialOptimizer
 from thinwire.engine.pending_gradient import PendingGradient
 from thinwire.engine.pieces import Pieces
 from thinwire.engine.reducer import Launcher
@@ -154,8 +154,7 @@ class ForwardReducer:
             name
             for update in self._updates
             for name, p in zip(update.bucket.names, update.bucket.parameters, strict=True)
-            if p.grad is not None
-            and (not isinstance(p.grad, PendingGradient) or p.grad.was_accumulated_into)
+            if p.grad is not None and (not isinstance(p.grad, PendingGradient) or p.grad.was_accumulated_into)
         ]
         if unsent:
             raise UsageError(

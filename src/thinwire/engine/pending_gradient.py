@@ -1,4 +1,4 @@
-"""A gradient that is still on the wire, and looks like any other: whoever reads or changes it waits for it."""
+"""A gradient that is still on the wire and looks like any other: whoever reads or changes it waits for it."""
 
 from __future__ import annotations
 

@@ -77,7 +77,8 @@ class RecipeLearner(Learner):
     def joined(self, worker: VirtualWorker) -> None:
         setup = self._group.setup
         if setup.config.shuffle == "ring":
-            self._ring = VirtualRing(setup.data, setup.config.seed, *worker.side_lane("shuffle"))
+            side_lane = worker.core.side_lane("shuffle", worker.driver)
+            self._ring = VirtualRing(setup.data, setup.config.seed, *side_lane)
 
     def begin(self, epoch: int) -> None:
         """Start an epoch; nothing of the one before is carried over."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire.data import Streams
-from thinwire.engine.stats import Stats
+from thinwire.engine.core import Stats
 from thinwire.errors import NumericError
 from thinwire.events import Evaluated, Progress, Record, RunEnded, Summary
 from thinwire.recipes.base import Carried, Data, TrainingPlan

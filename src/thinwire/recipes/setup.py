@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from thinwire.data import Shards, Streams
 from thinwire.engine.attach import attach
-from thinwire.engine.stats import Stats
+from thinwire.engine.core import Stats
 from thinwire.errors import SettingError
 from thinwire.recipes.base import Carried, Data, Recipe, Samples, Training, TrainingPlan
 from thinwire.recipes.config import RunConfig
