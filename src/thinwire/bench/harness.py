@@ -157,12 +157,7 @@ def block_without_times(cell: GridCell, turn: int, system: System, reason: str |
         rate_bits_per_s=cell.rate_bits_per_s,
         net=cell.net,
         turn=turn,
-        step_s=None,
         compute_s=compute_s(cell),
-        exposed_s=None,
-        processor_s=None,
-        sent_bytes=None,
-        messages=None,
         emulated=True,
         unavailable=reason,
     )

@@ -58,6 +58,12 @@ class Run:
     facts: Mapping[str, Any]
     """The content of config.json: config, versions, host, cores, command, created."""
     config: Mapping[str, Any]
+    recipe: str
+    strategy: str
+    """The name, without settings."""
+    settings: Mapping[str, Any]
+    seconds: str
+    """The unit of its clock."""
     versions: Mapping[str, str]
     world_size: int
     workers: tuple[WorkerRecord, ...]
@@ -77,25 +83,6 @@ class Run:
     family: Family = "ours"
     label: str = ""
     """The system, and the settings in which this run differs from others of the same system."""
-
-    @property
-    def recipe(self) -> str:
-        return str(self.config.get("recipe", "unknown"))
-
-    @property
-    def strategy(self) -> str:
-        """The name of the strategy, without its settings."""
-        return str(self.config.get("strategy", "unknown"))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the strategy."""
-        return dict(self.config.get("settings") or {})
-
-    @property
-    def seconds(self) -> str:
-        """The unit of its clock."""
-        return "virtual seconds" if self.config.get("clock") == "virtual" else "seconds"
 
     @property
     def num_steps(self) -> int:
@@ -121,6 +108,11 @@ class Run:
     def exposed_share(self) -> float | None:
         """The exposed part of the training time, mean over workers; rivals do not tell."""
         return None if self.family == "rival" else _mean(worker.exposed_share for worker in self.workers)
+
+    @property
+    def instruments(self) -> Mapping[str, float]:
+        """The strategy's instruments at the end, mean over workers."""
+        return {} if self.summary is None else self.summary.instruments
 
     def per_step(self, field: Literal["train_s", "exposed_s", "sent_bytes"]) -> float:
         """A total of the workers, per step, mean over workers."""
@@ -172,6 +164,10 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
         folder=folder,
         facts=facts,
         config=config,
+        recipe=str(config.get("recipe", "unknown")),
+        strategy=str(config.get("strategy", "unknown")),
+        settings=dict(config.get("settings") or {}),
+        seconds="virtual seconds" if config.get("clock") == "virtual" else "seconds",
         versions=versions,
         world_size=world_size,
         workers=tuple(worker for worker in workers if worker.rank < world_size),

@@ -234,11 +234,8 @@ def timings_of(runs: Iterable[Run]) -> list[Timing]:
             step_s=run.per_step("train_s"),
             compute_s=run.per_step("train_s") - run.per_step("exposed_s"),
             exposed_s=None if run.family == "rival" else run.per_step("exposed_s"),
-            processor_s=None,
             sent_bytes=run.per_step("sent_bytes"),
-            messages=None,
             emulated=False,
-            unavailable=None,
         )
         for run in runs
         if run.per_step("train_s") > 0
