@@ -196,14 +196,11 @@ def _time(
 
         def counters() -> dict[str, float]:
             sent = {"sent_bytes": float(paths.sent_bytes())}
-            if link is not None:
-                own = link.stats
-                sent |= {
-                    "metered_bytes": own.sent_bytes,
-                    "messages": own.messages,
-                    "exposed_s": own.exposed_s,
-                }
-            return sent
+            if link is None:
+                return sent
+            own = link.stats
+            told = {"metered_bytes": own.sent_bytes, "messages": own.messages, "exposed_s": own.exposed_s}
+            return sent | told
 
         dist.barrier()
         paths.restart_load()

@@ -49,6 +49,10 @@ COLOURS: Mapping[str, tuple[str, str]] = {
     **{f"ours-{i}": pair for i, pair in enumerate(zip(*map(str.split, _OURS), strict=True), 1)},
     **{f"rival-{i}": pair for i, pair in enumerate(zip(*map(str.split, _RIVALS), strict=True), 1)},
 }
+Label = tuple[float, str, str]
+"""Height in data units, text and colour."""
+Part = tuple[float, str]
+"""Length and colour."""
 MARKERS = "osD^vPX*"
 DASHES = ((), (4, 1.5), (1, 1.5), (6, 1.5, 1, 1.5))
 THICK = 0.62
@@ -118,7 +122,6 @@ class Plot:
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Artist, words: str) -> None:
-        """Show a tip when the pointer is on a part of the figure."""
         name = f"tip{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = words
@@ -161,11 +164,8 @@ def wrapped(label: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write labels at the right of the axes, each as near to its height as the others allow.
-
-    `ends` holds heights in data units, texts and colours; the limits of the axes must be final.
-    """
+def end_labels(axes: Axes, ends: Sequence[Label]) -> None:
+    """Write labels at the right of the axes, whose limits are final, each as near to its height as fits."""
     to_axes = axes.transData + axes.transAxes.inverted()
     labels = [(wrapped(text), colour) for _, text, colour in sorted(ends)]
     heights = [float(to_axes.transform((1.0, height))[1]) for height, _, _ in sorted(ends)]
@@ -218,15 +218,9 @@ def bar_plot(name: str, title: str, about: str, caption: str, rows: Sequence[str
 
 
 def bar(
-    plot: Plot,
-    row: int,
-    parts: Sequence[tuple[float, str]],
-    tip: str,
-    text: str,
-    quartiles: tuple[float, float] | None = None,
+    plot: Plot, row: int, parts: Sequence[Part], tip: str, text: str, quartiles: Sequence[float] = ()
 ) -> Rectangle:
-    """Draw a bar of several parts, given as length and colour, and write `text` behind it and its quartiles;
-    return the last part."""
+    """Draw a bar of several parts and write `text` behind it and its quartiles; return the last part."""
     left = 0.0
     drawn: list[Rectangle] = []
     for length, colour in parts:

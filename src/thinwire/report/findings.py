@@ -13,7 +13,6 @@ from thinwire.timings import BASELINE, Timing, best_of_ours, cells, headline, ne
 from thinwire.units import as_bytes, as_metric, as_percent, as_rate, as_ratio, as_seconds, count, three_digits
 
 Facts = list[tuple[str, str]]
-"""Names and values."""
 Numbers = list[tuple[str, str, str]]
 """Name, value, and what it is about."""
 
@@ -55,9 +54,6 @@ def notices(subject: Subject) -> list[str]:
     if subject.skipped:
         said.append(f"{count(subject.skipped, 'line')} of events could not be read and were left out.")
     return [*said, *subject.notes]
-
-
-# -- the result -----------------------------------------------------------------------------------------
 
 
 def verdict(subject: Subject) -> str:
@@ -203,9 +199,6 @@ def _numbers_of_several(compared: Comparison) -> Numbers:
         share, label = min(shares)
         numbers.append(("least exposed", as_percent(share), f"{label}, {recipe}"))
     return numbers
-
-
-# -- what was run ---------------------------------------------------------------------------------------
 
 
 def what_was_run(subject: Subject) -> Facts:

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from typing import Literal
 
 from thinwire.report import drawing
-from thinwire.report.drawing import COMPUTE, DASHES, INK, MUTED, Looks, Plot
+from thinwire.report.drawing import COMPUTE, DASHES, INK, MUTED, Label, Looks, Plot
 from thinwire.report.runs import Point, Run, WorkerRecord
 from thinwire.report.subject import Comparison
 from thinwire.timings import GridCell, Timing, cells, headline, net_words, place, ran
 from thinwire.units import as_bytes, as_metric, as_percent, as_rate, as_seconds
 
+Curves = Sequence[Sequence[Point]]
 MOST_POINTS = 300
 """Most points of a curve; longer ones are averaged down."""
 MOST_WORKERS = 24
@@ -47,8 +48,8 @@ def run_plots(compared: Comparison, looks: Looks) -> list[Plot]:
         plot = drawing.new_plot(
             f"distance-{compared.recipe}", "How far replicas are apart", compared.recipe, caption
         )
-        plot.axes.set_ylabel("distance from the mean model")
-        plots.append(_draw(plot, runs, distances, looks, "epochs", from_zero=True))
+        plot.axes.set(xlabel="epochs", ylabel="distance from the mean model")
+        plots.append(_draw(plot, runs, distances, looks, None, from_zero=True))
     return plots
 
 
@@ -66,11 +67,12 @@ def _losses(compared: Comparison, looks: Looks) -> Plot:
     title = f"Training loss against {compared.seconds}"
     caption = "Mean over workers. Seconds of training: evaluation is left out."
     plot = drawing.new_plot(f"loss-{compared.recipe}", title, compared.recipe, caption)
-    plot.axes.set_ylabel("training loss" + (", log scale" if log else ""))
+    plot.axes.set(xlabel=f"{compared.seconds} of training", ylabel="training loss")
     if log:
+        plot.axes.set_ylabel("training loss, log scale")
         plot.axes.set_yscale("log")
         plot.axes.yaxis.set_major_formatter(lambda loss, _: f"{loss:g}")
-    return _draw(plot, compared.runs, curves, looks, f"{compared.seconds} of training", from_zero=not log)
+    return _draw(plot, compared.runs, curves, looks, None, from_zero=not log)
 
 
 def _metric(compared: Comparison, looks: Looks, by: Literal["train_s", "epoch"]) -> Plot:
@@ -81,24 +83,18 @@ def _metric(compared: Comparison, looks: Looks, by: Literal["train_s", "epoch"])
     caption = "On the test data, over all workers." + (" Thin line: the target." if target else "")
     title = f"Test {metric} against {against}"
     plot = drawing.new_plot(f"{kind}-{compared.recipe}", title, compared.recipe, caption)
-    lines = [] if target is None else [(target.value, f"target {as_metric(metric, target.value)}", MUTED)]
+    line = None if target is None else (target.value, f"target {as_metric(metric, target.value)}", MUTED)
     if metric == "accuracy":
         plot.axes.yaxis.set_major_formatter(lambda share, _: as_percent(share))
-    plot.axes.set_ylabel(f"test {metric}")
-    return _draw(plot, compared.runs, [run.values(by) for run in compared.runs], looks, unit, lines)
+    plot.axes.set(xlabel=unit, ylabel=f"test {metric}")
+    curves = [run.values(by) for run in compared.runs]
+    return _draw(plot, compared.runs, curves, looks, line, from_zero=False)
 
 
 def _draw(
-    plot: Plot,
-    runs: Sequence[Run],
-    curves: Sequence[Sequence[Point]],
-    looks: Looks,
-    against: str,
-    lines: Sequence[tuple[float, str, str]] = (),
-    *,
-    from_zero: bool = False,
+    plot: Plot, runs: Sequence[Run], curves: Curves, looks: Looks, target: Label | None, *, from_zero: bool
 ) -> Plot:
-    """Draw a named curve per run, and horizontal lines, given as height, label and colour."""
+    """Draw a named curve per run, and a horizontal line at the target."""
     drawn: Counter[str] = Counter()
     ends = []
     for run, curve in zip(runs, curves, strict=True):
@@ -117,14 +113,13 @@ def _draw(
         drawn[run.system] += 1
         plot.tip(line, run.label)
         ends.append((heights[-1], run.label, look.colour))
-    for height, _, colour in lines:
-        plot.axes.axhline(height, color=colour, linewidth=0.8)
+    if target is not None:
+        plot.axes.axhline(target[0], color=target[2], linewidth=0.8)
     plot.axes.set_xlim(left=0)
     if from_zero:
         plot.axes.set_ylim(bottom=0)
-    plot.axes.set_xlabel(against)
     plot.axes.grid(axis="y")
-    drawing.end_labels(plot.axes, [*(ends if len(runs) > 1 else []), *lines])
+    drawing.end_labels(plot.axes, [*(ends if len(runs) > 1 else []), *([target] if target else [])])
     return plot
 
 
@@ -187,7 +182,6 @@ def _bars(kind: str, title: str, shown: Sequence[Timing], caption: str) -> Plot:
 
 
 def efficiency(shown: Sequence[Timing], looks: Looks) -> Plot:
-    """Efficiency against workers, for one net and rate."""
     cell, worker_counts = shown[0].cell, sorted({timing.workers for timing in shown})
     about = place(cell, workers=False)
     plot = drawing.new_plot(_name("efficiency", cell), "Efficiency against workers", about, EFFICIENCY)
@@ -214,7 +208,6 @@ def efficiency(shown: Sequence[Timing], looks: Looks) -> Plot:
 
 
 def efficiency_bars(shown: Sequence[Timing], looks: Looks) -> Plot:
-    """Efficiency for one cell."""
     plot = _bars("efficiency", "Efficiency", shown, EFFICIENCY)
     for row, timing in enumerate(shown):
         assert timing.efficiency is not None

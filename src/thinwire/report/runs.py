@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Summary
 from thinwire.timings import Family
 
-CONFIG = "config.json"
 State = Literal["finished", "failed", "unfinished"]
 Point = tuple[float, float]
 Step = TypeVar("Step", Progress, Evaluated)
@@ -151,7 +150,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     workers = _workers(events)
     if not workers and not evaluated and summary is None:
         return None
-    facts = read_json(folder / CONFIG, {})
+    facts = read_json(folder / "config.json", {})
     world_size = len(workers)
     config, versions = facts.get("config", {}), facts.get("versions", {})
     if starts:

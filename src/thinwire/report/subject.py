@@ -13,9 +13,6 @@ from thinwire.report.runs import Run, make_run, read_json
 from thinwire.timings import CEILING, FAMILIES, Family, Timing, timings
 from thinwire.units import count
 
-BENCH = "bench.json"
-ACCURACY = "time_to_accuracy.json"
-"""The file with the targets of a benchmark's trainings."""
 RUNS = "runs"
 """The part of a bench folder that holds its trainings."""
 NAMED = ("workers", "seed", "epochs", "clock")
@@ -56,7 +53,6 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """The test metric."""
         return next((run.evaluated[0].metric for run in self.runs if run.evaluated), "value")
 
     @property
@@ -144,9 +140,9 @@ def read_subject(folder: Path) -> Subject:
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
             hint="name the folder that a command calls its results, or one that holds several of these",
         )
-    facts = read_json(folder / BENCH, {})
+    facts = read_json(folder / "bench.json", {})
     families: dict[str, Family] = facts.get("families", {}) | {block.system: block.family for block in blocks}
-    named = sorted(name_runs(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
+    named = sorted(_named(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
     return Subject(
         folder=folder,
         facts=facts,
@@ -174,13 +170,11 @@ def _nothing(skipped: int) -> str:
 
 def _aims(folder: Path) -> dict[str, float]:
     """A benchmark's targets by recipe, from its table."""
-    rows = [row for row in read_json(folder / ACCURACY, []) if isinstance(row, dict)]
+    rows = [row for row in read_json(folder / "time_to_accuracy.json", []) if isinstance(row, dict)]
     return {row["recipe"]: row["target"] for row in rows if "recipe" in row and row.get("target") is not None}
 
 
-def name_runs(
-    runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]
-) -> Iterable[Run]:
+def _named(runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]) -> Iterable[Run]:
     """Give each run the shortest name that tells it apart from the others of its recipe."""
     for run in runs:
         peers = [other for other in runs if other.recipe == run.recipe]
@@ -213,11 +207,9 @@ def _timed_as(run: Run, systems: Iterable[str]) -> str | None:
     return max(fitting, key=lambda name: name.count(":"), default=None)
 
 
-def _differing(
-    own: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]], names: Iterable[str]
-) -> list[str]:
+def _differing(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[str]:
     """The values in which `own` differs from any of the others, in words."""
-    differing = [n for n in names if n in own and len({str(other.get(n)) for other in all_of_them}) > 1]
+    differing = [n for n in names if n in own and len({str(other.get(n)) for other in peers}) > 1]
     return [count(own[n], "worker") if n == "workers" else f"{n}={own[n]}" for n in differing]
 
 

@@ -93,7 +93,6 @@ def _step_row(timing: Timing) -> list[str]:
 
 
 def run_table(compared: Comparison) -> Html:
-    """The runs of one recipe."""
     efficiencies = {(t.system, t.workers): t.efficiency for t in timings_of(compared.runs)}
     target, metric, unit = compared.target, compared.metric, compared.seconds
     head = ["run", "workers", metric, f"{unit} to target", f"{unit} of training", "samples/s", "efficiency"]
