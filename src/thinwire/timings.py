@@ -29,11 +29,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Compute the spread of at least one value.
-
-        >>> Spread.of([1.0, 2.0, 3.0, 4.0, 5.0])
-        Spread(median=3.0, low=2.0, high=4.0, count=5)
-        """
+        """Compute the spread of at least one value."""
         if len(values) == 1:
             return cls(values[0], values[0], values[0], 1)
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")

@@ -34,11 +34,7 @@ def cells(config: BenchConfig, workers: int, *, shaped: bool) -> list[GridCell]:
 
 
 def rotated(systems: Sequence[T], turn: int) -> list[T]:
-    """The order of one turn: every turn begins with another system, the same on all workers.
-
-    >>> rotated(["a", "b", "c"], turn=4)
-    ['b', 'c', 'a']
-    """
+    """The order of one turn: every turn begins with another system, the same on all workers."""
     first = turn % len(systems)
     return [*systems[first:], *systems[:first]]
 

@@ -25,30 +25,30 @@ if TYPE_CHECKING:  # an extra
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-INK = "#1f2328"
-MUTED = "#5a636e"
-GRID = "#dfe3e8"
-COMPUTE = "#b7c0ca"
-PAPER = "#ffffff"
-
-_OURS = (
-    "#0b62a4 #d9541e #0b8a6a #8a3c9c #b07d00 #0891b2 #a3123f #4b4fc4",
-    "#58a6ff #ff8b5e #3fcf9f #d38bea #f0c04a #6fdcf5 #ff7a9c #a5a8ff",
-)
-_RIVALS = (
-    "#5d6976 #8a6d49 #76889b #5f7558 #96758a #4f7386 #837a55 #6f6384",
-    "#98a4b3 #c9b08f #6f8196 #a6b8a0 #a8899a #8fb4c9 #a89c74 #b3a8c4",
-)
-# Name of the CSS variable: (light, dark). Neighbours differ in lightness too, for readers who see few hues.
-COLOURS: Mapping[str, tuple[str, str]] = {
-    "ink": (INK, "#e6edf3"),
-    "muted": (MUTED, "#9aa4af"),
-    "grid": (GRID, "#2b323b"),
-    "compute": (COMPUTE, "#566371"),
-    "paper": (PAPER, "#10151b"),
-    **{f"ours-{i}": pair for i, pair in enumerate(zip(*map(str.split, _OURS), strict=True), 1)},
-    **{f"rival-{i}": pair for i, pair in enumerate(zip(*map(str.split, _RIVALS), strict=True), 1)},
+_PALETTE = {  # light, dark; neighbours differ in lightness too, for readers who see few hues
+    "ours": (
+        "#0b62a4 #d9541e #0b8a6a #8a3c9c #b07d00 #0891b2 #a3123f #4b4fc4",
+        "#58a6ff #ff8b5e #3fcf9f #d38bea #f0c04a #6fdcf5 #ff7a9c #a5a8ff",
+    ),
+    "rival": (
+        "#5d6976 #8a6d49 #76889b #5f7558 #96758a #4f7386 #837a55 #6f6384",
+        "#98a4b3 #c9b08f #6f8196 #a6b8a0 #a8899a #8fb4c9 #a89c74 #b3a8c4",
+    ),
 }
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#5a636e", "#9aa4af"),
+    "grid": ("#dfe3e8", "#2b323b"),
+    "compute": ("#b7c0ca", "#566371"),
+    "paper": ("#ffffff", "#10151b"),
+    **{
+        f"{family}-{number}": pair
+        for family, shades in _PALETTE.items()
+        for number, pair in enumerate(zip(*map(str.split, shades), strict=True), 1)
+    },
+}
+"""Light and dark, by name of the CSS variable."""
+INK, MUTED, GRID, COMPUTE, PAPER = (COLOURS[name][0] for name in ("ink", "muted", "grid", "compute", "paper"))
 Label = tuple[float, str, str]
 """Height in data units, text and colour."""
 Part = tuple[float, str]

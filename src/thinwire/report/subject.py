@@ -116,25 +116,18 @@ class Subject:
 def read_subject(folder: Path) -> Subject:
     """Read whatever the folder holds; DataError says what is wrong if that is nothing."""
     _check(folder)
-    reader = EventReader(folder)
-    events = reader.poll()
-    skipped = reader.skipped
-    blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
-    found = [make_run(folder, events)]
-    notes: list[str] = []
+    own, blocks, skipped = _read(folder)
+    runs, notes = [own] if own is not None else [], []
     below = [folder / RUNS] if blocks else [folder, folder / RUNS]
-    for child in sorted(child for place in below if place.is_dir() for child in place.iterdir()):
-        if not (child / FOLDER).is_dir():
-            continue
-        reader = EventReader(child)
-        inside = reader.poll()
-        skipped += reader.skipped
-        found.append(make_run(child, inside))
-        if found[-1] is None and any(isinstance(event.record, StepTimed) for event in inside):
+    for child in sorted(path.parent for place in below for path in place.glob(f"*/{FOLDER}/")):
+        run, inside, damaged = _read(child)
+        skipped += damaged
+        if run is not None:
+            runs.append(run)
+        elif inside:
             notes.append(f"{child.name} is a benchmark with a page of its own: thinwire report {child}")
-        elif found[-1] is None:
-            notes.append(f"{child.name} was left out: {_nothing(reader.skipped)}")
-    runs = [run for run in found if run is not None]
+        else:
+            notes.append(f"{child.name} was left out: {_nothing(damaged)}")
     if not runs and not blocks:
         raise DataError(
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
@@ -152,6 +145,14 @@ def read_subject(folder: Path) -> Subject:
         skipped=skipped,
         notes=notes,
     )
+
+
+def _read(folder: Path) -> tuple[Run | None, list[StepTimed], int]:
+    """The run in a folder, the blocks of a benchmark, and the number of lines that could not be read."""
+    reader = EventReader(folder)
+    events = reader.poll()
+    blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
+    return make_run(folder, events), blocks, reader.skipped
 
 
 def _check(folder: Path) -> None:
