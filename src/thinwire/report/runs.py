@@ -66,6 +66,16 @@ class Run:
     versions: Mapping[str, str]
     world_size: int
     workers: tuple[WorkerRecord, ...]
+    num_steps: int
+    """Planned number of steps, 0 if unknown."""
+    steps: int
+    """Steps of the furthest worker."""
+    train_s: float
+    """Seconds of training, mean over workers."""
+    samples_per_s: float
+    """Samples per second of all workers together."""
+    instruments: Mapping[str, float]
+    """The strategy's instruments at the end, mean over workers."""
     evaluated: tuple[Evaluated, ...]
     summary: Summary | None
     failures: tuple[tuple[Event, Failed], ...]
@@ -84,34 +94,9 @@ class Run:
     """The system, and the settings in which this run differs from others of the same system."""
 
     @property
-    def num_steps(self) -> int:
-        """Planned number of steps, 0 if unknown."""
-        return max((w.progress[-1].num_steps for w in self.workers if w.progress), default=0)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the furthest worker."""
-        return max((worker.steps for worker in self.workers), default=0)
-
-    @property
-    def train_s(self) -> float:
-        """Seconds of training, mean over workers."""
-        return _mean(worker.train_s for worker in self.workers)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of all workers together."""
-        return _mean(worker.samples_per_s for worker in self.workers) * self.world_size
-
-    @property
     def exposed_share(self) -> float | None:
         """The exposed part of the training time, mean over workers; rivals do not tell."""
         return None if self.family == "rival" else _mean(worker.exposed_share for worker in self.workers)
-
-    @property
-    def instruments(self) -> Mapping[str, float]:
-        """The strategy's instruments at the end, mean over workers."""
-        return {} if self.summary is None else self.summary.instruments
 
     def per_step(self, field: Literal["train_s", "exposed_s", "sent_bytes"]) -> float:
         """A total of the workers, per step, mean over workers."""
@@ -159,6 +144,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     elif summary is not None:
         names = ("recipe", "strategy", "settings", "workers")
         world_size, config = summary.workers, {**{name: getattr(summary, name) for name in names}, **config}
+    workers = [worker for worker in workers if worker.rank < world_size]
     return Run(
         folder=folder,
         facts=facts,
@@ -169,7 +155,12 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
         seconds="virtual seconds" if config.get("clock") == "virtual" else "seconds",
         versions=versions,
         world_size=world_size,
-        workers=tuple(worker for worker in workers if worker.rank < world_size),
+        workers=tuple(workers),
+        num_steps=max((w.progress[-1].num_steps for w in workers if w.progress), default=0),
+        steps=max((w.steps for w in workers), default=0),
+        train_s=_mean(w.train_s for w in workers),
+        samples_per_s=_mean(w.samples_per_s for w in workers) * world_size,
+        instruments={} if summary is None else summary.instruments,
         evaluated=tuple(_without_repeated(evaluated)),
         summary=summary,
         failures=tuple(sorted(failed, key=lambda pair: (pair[1].consequence, pair[0].time))),
