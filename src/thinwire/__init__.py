@@ -50,8 +50,7 @@ __all__ = [
 
 __version__ = version("thinwire")
 
-# Everything here needs torch or numpy, so it is imported on first use: `thinwire --help` must not wait for
-# it.
+# These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
     "Bucket": "strategies.base",

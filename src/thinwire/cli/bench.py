@@ -15,8 +15,8 @@ from rich.table import Table as RichTable
 from thinwire.bench.config import DEMO, QUICK, RUNS, STANDARD, BenchConfig
 from thinwire.bench.plan import cells
 from thinwire.bench.run import BenchSetup, measure, prepare, write_results
-from thinwire.bench.step_table import Table
 from thinwire.bench.systems import standard_names
+from thinwire.bench.tables import Table
 from thinwire.cli import options
 from thinwire.cli.output import note, results_folder
 from thinwire.cli.show import optional_page, report
