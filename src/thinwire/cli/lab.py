@@ -100,7 +100,7 @@ def readings(description: Description, found: Calibration, megabytes: float) -> 
     return "\n".join(
         [
             f"{description.summary()}, {megabytes:g} MB each",
-            columns(rows, left=0),
+            columns(rows, left=(0,)),
             f"interfaces counted {found.counted_share:.3f} of the bytes handed to them",
             f"processors {found.busy_share:.0%} busy",
         ]

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.output import note, results_folder, table
+from thinwire.cli.output import columns, note, results_folder
 from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError
 from thinwire.events import FOLDER, Event
@@ -165,4 +165,4 @@ def summary(run: FinishedRun) -> str:
         *((name.replace("_", " "), f"{value:.3g}") for name, value in result.instruments.items()),
         ("results", str(run.folder)),
     ]
-    return table(rows)
+    return columns(rows, left=(0, 1))

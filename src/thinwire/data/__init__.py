@@ -2,8 +2,17 @@
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire.data.files import Arrays, TrainTest, find_higgs, load_digits, load_higgs
-from thinwire.data.images import find_cifar, find_mnist, load_cifar, load_mnist
+from thinwire.data.files import (
+    Arrays,
+    TrainTest,
+    find_cifar,
+    find_higgs,
+    find_mnist,
+    load_cifar,
+    load_digits,
+    load_higgs,
+    load_mnist,
+)
 from thinwire.data.shards import Shards
 from thinwire.data.text import Streams, Tokens, find_tokens, load_tokens
 

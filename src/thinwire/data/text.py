@@ -15,14 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from thinwire.data.files import FETCH_AGAIN, content, first_file, named_folder
+from thinwire.data.files import FETCH_AGAIN, content, find_files
 from thinwire.errors import DataError, check
 
 MAX_WORDS = 10_000
 """Size of the vocabulary: rarer words of the training text, and unknown ones, become `UNKNOWN`."""
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
-_SUBFOLDERS = ("", "ptb", "wikitext-2")
 _HINT = (
     "put ptb.train.txt and ptb.test.txt (or train.txt and test.txt of any text, words separated by spaces; "
     "each plain or as .gz) into one folder and name it with --data DIR"
@@ -39,15 +38,11 @@ class Tokens:
     """Token number to word, frequent ones first."""
 
 
-def find_tokens(folder: Path | None) -> tuple[Path, Path]:
+def find_tokens(folder: Path | None) -> list[Path]:
     """Return the training and the test text in `folder` or below it; DataError if one is missing."""
-    folder = named_folder(folder, "text", _HINT)
-    train, test = (first_file(folder, _SUBFOLDERS, _names(part)) for part in ("train", "test"))
-    if train and test:
-        return train, test
-    if train is None and test is None:
-        raise DataError(f"no text files in {folder}", hint=_HINT)
-    raise DataError(f"{folder} lacks ptb.{'test' if train else 'train'}.txt", hint=_HINT)
+    stems = [(f"ptb.{part}.txt", f"{part}.txt", f"wiki.{part}.tokens") for part in ("train", "test")]
+    files = [[stem + suffix for stem in names for suffix in ("", ".gz")] for names in stems]
+    return find_files(folder, "text", _HINT, ("ptb", "wikitext-2"), files)
 
 
 def load_tokens(folder: Path | None) -> Tokens:
@@ -74,11 +69,6 @@ def _words(path: Path) -> list[str]:
     if len(words) < 2:
         raise DataError(f"{path} holds no words", hint=_HINT)
     return words
-
-
-def _names(part: str) -> list[str]:
-    stems = (f"ptb.{part}.txt", f"{part}.txt", f"wiki.{part}.tokens")
-    return [stem + suffix for stem in stems for suffix in ("", ".gz")]
 
 
 @dataclass(slots=True, kw_only=True)

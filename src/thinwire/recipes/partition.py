@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from thinwire.data import ShuffleRing
-from thinwire.data.sample_exchange import SampleExchange, Start
+from thinwire.data.ring import SampleExchange, Start
 from thinwire.data.sample_table import SampleTable
 from thinwire.engine.link import Link
 from thinwire.errors import SettingError, UsageError
