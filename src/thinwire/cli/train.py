@@ -16,7 +16,7 @@ from thinwire.cli import options
 from thinwire.cli.output import columns, note, results_folder
 from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError
-from thinwire.events import FOLDER, Event
+from thinwire.events import FOLDER, Event, plain
 from thinwire.recipes import registry
 from thinwire.recipes.config import FILE, RunConfig, resolve
 from thinwire.recipes.follow import FinishedRun, RunState, curves, run_local, tensorboard_writer, written
@@ -76,7 +76,8 @@ def train(
         tensorboard_writer()  # it is missed before training, not after
     run = (_under_torchrun if torchrun else _here)(out, config, tensorboard)
     if run is not None:  # under torchrun only rank 0 has something to print
-        typer.echo(json.dumps(run.plain()) if as_json else summary(run))
+        result = {**plain(run.summary), "wall_s": run.wall_s, "run": str(run.folder)}
+        typer.echo(json.dumps(result) if as_json else summary(run))
 
 
 def _num_workers(asked: int | None, torchrun: bool) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -92,8 +93,6 @@ class ShuffleRing:
         """Samples this worker has left in this epoch."""
         return len(self._exchange)
 
-    # -- going through an epoch ---------------------------------------------------------------------
-
     def set_epoch(self, epoch: int) -> None:
         """Start `epoch`, or continue it if it is the current one. Called by all workers."""
         check(epoch >= 0, "epoch", "0 or more", epoch)
@@ -139,8 +138,6 @@ class ShuffleRing:
                     rank=rank,
                     hint="make and use the ring alike on every worker; only the number of samples may differ",
                 )
-
-    # -- saved and loaded ---------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return this worker's samples and its place in the epoch, once every transfer has arrived."""
@@ -215,18 +212,14 @@ class SampleExchange:
         # the same on every worker: `_departed`, `_common` and `batch_size` are, so transfers pair up
         while self._departed < min(self._common, self._position + (1 + AHEAD) * batch_size):
             self._depart(min(batch_size, self._common - self._departed))
-        yield from self._arriving(self._position + min(batch_size, len(self)))
+        yield from self.settling(self._position + min(batch_size, len(self)))
 
     def hand_out(self, batch_size: int) -> NDArray[np.int64]:
         """Return the rows of the next batch, which has been fetched."""
         begin, self._position = self._position, self._position + min(batch_size, len(self))
         return self._order[begin : self._position]
 
-    def settling(self) -> Iterator[Work]:
-        """Wait until everything in transfer has arrived."""
-        yield from self._arriving(len(self._order))
-
-    def _arriving(self, end: int) -> Iterator[Work]:
+    def settling(self, end: float = math.inf) -> Iterator[Work]:
         """Wait for the transfers that start before `end` in this epoch's order."""
         while self._in_transfer and self._in_transfer[0][0] < end:
             yield self._in_transfer[0][1]

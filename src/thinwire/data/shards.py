@@ -63,11 +63,8 @@ class Shards:
 
     def __len__(self) -> int:
         """Samples this worker has left in this epoch."""
-        left = self.num_samples - self.position
-        whole, extra = divmod(left, self.world_size)
-        if self.remainder == "drop" or extra == 0:
-            return whole
-        return whole + 1 if self.remainder == "repeat" else whole + (self.rank < extra)
+        whole, extra = divmod(self.num_samples - self.position, self.world_size)
+        return whole + {"drop": False, "repeat": extra > 0, "uneven": self.rank < extra}[self.remainder]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the indices left. `position` stays (a DataLoader reads ahead): call `advance`."""
@@ -95,14 +92,12 @@ class Shards:
 
     def _mine(self) -> NDArray[np.int64]:
         if self._order is None:  # cached: a permutation of a large data set takes a while
-            order = np.arange(self.num_samples)
-            generator = np.random.default_rng([self.seed, self.epoch])
-            self._order = generator.permutation(self.num_samples) if self.shuffle else order
+            generator, count = np.random.default_rng([self.seed, self.epoch]), self.num_samples
+            self._order = generator.permutation(count) if self.shuffle else np.arange(count)
         left = self._order[self.position :]
         if self.remainder == "repeat" and len(left):
             left = np.concatenate([left, self._order[: -len(left) % self.world_size]])
-        mine = left[self.rank :: self.world_size]
-        return mine[: len(self)]
+        return left[self.rank :: self.world_size][: len(self)]
 
     def state_dict(self) -> dict[str, int]:
         """Return the place in the epoch; rank and world size are not part of it."""

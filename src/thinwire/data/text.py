@@ -93,11 +93,7 @@ class Streams:
     epoch: int = 0
     """The epoch that iteration goes through; all are alike."""
     past: list[tuple[int, int]] = field(default_factory=list)
-    """Rows and batches read, for each earlier global batch size of this epoch."""
-    position: int = 0
-    """Samples of this epoch that all workers together have used since the last entry of `past`."""
-    _rows: int = 0
-    """Rows that `position` counts."""
+    """Rows and batches read, for each global batch size of this epoch."""
 
     def __post_init__(self) -> None:
         check(self.world_size >= 1, "world_size", "at least 1", self.world_size)
@@ -106,58 +102,48 @@ class Streams:
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of `epoch`."""
         check(epoch >= 0, "epoch", "0 or more", epoch)
-        self.epoch, self.past, self.position = epoch, [], 0
+        self.epoch, self.past = epoch, []
 
     def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
         """Yield this worker's batches left, one sample per row.
 
-        `position` advances as a batch is yielded: save after training on it.
+        The place in the epoch advances as a batch is yielded: save after training on it.
         """
-        table = self._table(batch_size)
-        done = self.position // len(table)
-        mine = table[self.rank * batch_size : (self.rank + 1) * batch_size]
-        for column in range(done, table.shape[1]):
-            self.position += len(table)
-            yield mine[:, column]
+        left = self._left(batch_size)
+        *before, (rows, done) = self.past
+        for batch in left[self.rank * batch_size : (self.rank + 1) * batch_size].T:
+            done += 1
+            self.past = [*before, (rows, done)]
+            yield batch
 
     def num_batches(self, batch_size: int) -> int:
         """Return how many batches `batches` has left."""
-        rows, length = self._table(batch_size).shape
-        return int(length) - self.position // int(rows)
+        return int(self._left(batch_size).shape[1])
 
-    def _table(self, batch_size: int) -> NDArray[np.int64]:
-        """Return sample indices by row of the global batch and by batch."""
+    def _left(self, batch_size: int) -> NDArray[np.int64]:
+        """Return the sample indices left, by row of the global batch and by batch."""
         check(batch_size >= 1, "batch_size", "at least 1", batch_size)
         rows = self.world_size * batch_size
-        # the global batch size has changed within the epoch: what is left is cut into other streams
-        if self.position and rows != self._rows:
-            self.past, self.position = [*self.past, (self._rows, self.position // self._rows)], 0
-        self._rows = rows
-        left = np.arange(self.num_samples)
-        for past_rows, num_done in self.past:
-            table = _cut(left, past_rows)
-            left = np.concatenate([table[:, num_done:].reshape(-1), left[table.size :]])
-        table = _cut(left, rows)
+        self.past = [each for each in self.past if each[1]]
+        # if the global batch size has changed within the epoch, what is left is cut into other streams
+        if not self.past or self.past[-1][0] != rows:
+            self.past.append((rows, 0))
+        samples = np.arange(self.num_samples)
+        for cut_rows, num_done in self.past:
+            size = len(samples) // cut_rows * cut_rows
+            left = samples[:size].reshape(cut_rows, -1)[:, num_done:]
+            samples = np.concatenate([left.reshape(-1), samples[size:]])
         rule = f"at most {self.num_samples // self.world_size} (one sample a row)"
         hint = "use fewer workers, a smaller batch or more text"
-        check(bool(table.size or self.past), "batch_size", rule, batch_size, hint=hint)
-        return table
+        check(rows <= self.num_samples or len(self.past) > 1, "batch_size", rule, batch_size, hint=hint)
+        return left
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place in the epoch; rank and world size are not part of it."""
-        done = self.position // self._rows if self._rows else 0
-        return {"epoch": self.epoch, "past": [*self.past, (self._rows, done)] if done else list(self.past)}
+        return {"epoch": self.epoch, "past": [each for each in self.past if each[1]]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a saved place. With the same global batch size each row continues its text; with
         another, what is left of all rows is cut anew, so that nothing is read twice."""
         self.set_epoch(state["epoch"])
-        past = [(int(rows), int(done)) for rows, done in state["past"]]
-        if past:
-            self.past, (self._rows, done) = past[:-1], past[-1]
-            self.position = self._rows * done
-
-
-def _cut(samples: NDArray[np.int64], rows: int) -> NDArray[np.int64]:
-    length = len(samples) // rows
-    return samples[: rows * length].reshape(rows, length)
+        self.past = [(int(rows), int(done)) for rows, done in state["past"]]

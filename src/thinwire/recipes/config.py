@@ -20,10 +20,6 @@ from thinwire.recipes import registry
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in a run folder."""
-DEVICES = ("auto", "cpu", "cuda")
-SHUFFLES = ("dealt", "own", "ring")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +52,8 @@ class RunConfig:
     part, shuffled by itself; or its own part, whose samples travel in a "ring"."""
 
     def __post_init__(self) -> None:
-        check_one_of("device", self.device, DEVICES)
-        check_one_of("shuffle", self.shuffle, SHUFFLES)
+        check_one_of("device", self.device, ("auto", "cpu", "cuda"))
+        check_one_of("shuffle", self.shuffle, ("dealt", "own", "ring"))
         for name in ("workers", "epochs", "batch_size"):
             check(getattr(self, name) >= 1, name.replace("_", " "), "at least 1", getattr(self, name))
         for name in ("save_every", "evaluate_every"):
@@ -74,11 +70,7 @@ def resolve(
     data: Path | None = None,
     **others: Any,
 ) -> RunConfig:
-    """Complete a user's choices; wrong ones are refused here.
-
-    `strategy` is NAME:KEY=VALUE as on the command line, None the recipe's default, and `others` are fields of
-    RunConfig.
-    """
+    """Complete a user's choices, with `strategy` as on the command line; wrong ones are refused here."""
     found = registry.get(recipe)
     name, settings = strategies.parse(strategy)
     config = RunConfig(

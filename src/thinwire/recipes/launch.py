@@ -24,8 +24,6 @@ from pathlib import Path
 from thinwire.recipes.worker import LIFELINE
 
 LOG = "workers.log"
-SCRATCH = "launcher"
-"""Folder of the elastic agent in the run folder; by default it would leave one in /tmp."""
 FAILURE = "failure.json"
 MODULE = "thinwire.recipes.worker"
 GRACE_S = 5.0
@@ -42,7 +40,6 @@ class WorkerFailure:
 
     @property
     def how(self) -> str:
-        """How the worker ended, in words."""
         if self.status >= 0:
             return f"ended with status {self.status}"
         try:
@@ -61,7 +58,7 @@ class LocalWorkers:
         self, run: Path, num_workers: int, *, module: str = MODULE, arguments: Sequence[str] = ()
     ) -> None:
         self.log = run / LOG
-        self._scratch = run / SCRATCH
+        self._scratch = run / "launcher"  # by default the elastic agent would leave a folder in /tmp
         self.worker_pids: set[int] = set()
         """Workers to kill if the launcher does not; whoever reads their events adds them."""
         command = [sys.executable, "-m", __name__, str(num_workers), str(self._scratch), module, str(run)]
@@ -75,17 +72,14 @@ class LocalWorkers:
                 start_new_session=True,
             )
 
-    def poll(self) -> int | None:
-        """The launcher's exit status, None while it runs."""
-        return self._launcher.poll()
+        self.poll = self._launcher.poll
+        """Returns the launcher's exit status, None while it runs."""
 
     def stop(self) -> None:
         """End all processes, with SIGTERM first; does nothing if they have ended."""
         assert self._launcher.stdin is not None
-        running = self.poll() is None
         self._launcher.stdin.close()
-        if running:
-            self._launcher.send_signal(signal.SIGTERM)
+        self._launcher.terminate()
         if not self._ended_within(GRACE_S):
             self._kill()
         self._launcher.wait()
@@ -120,14 +114,10 @@ class LocalWorkers:
 
 def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
     """The environment of the workers: `given`, with cores divided among them and the lifeline announced."""
-    threads = str(max(1, num_cores() // num_workers))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = str(max(1, num_cores // num_workers))
     # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
     return {"OMP_NUM_THREADS": threads, **given, LIFELINE: "1", "PYTHONSAFEPATH": "1"}
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _exists(pid: int) -> bool:

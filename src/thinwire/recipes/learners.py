@@ -9,16 +9,22 @@ from statistics import median
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.data.ring import SampleExchange, Start
+from thinwire.data.sample_table import SampleTable
 from thinwire.errors import UsageError
+from thinwire.recipes.base import Data
 from thinwire.recipes.meter import check_loss
-from thinwire.recipes.partition import VirtualRing, block_range
-from thinwire.recipes.setup import LRSchedule, RunSetup, worker_seed
+from thinwire.recipes.setup import LRSchedule, RunSetup, block_range, sample_tensors, worker_seed
 from thinwire.simulate.deal import Deal, Hand, in_streams, in_turn
 from thinwire.simulate.replicas import Replicas, worth_batching
 from thinwire.simulate.worker import Learner, VirtualWorker
+from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
+
+INDEX_BYTES = 8
 
 
 class Lockstep:
@@ -56,6 +62,25 @@ class Lockstep:
                 )
 
 
+class VirtualRing:
+    """One worker's shuffle ring on the virtual clock. Only a sample's index travels, padded to its size."""
+
+    def __init__(self, data: Data, seed: int, lane: Lane, start: Start) -> None:
+        blocks = [block_range(data, rank, lane.world_size) for rank in range(lane.world_size)]
+        own = blocks[lane.rank]
+        num_bytes = sum(tensor[0].nbytes for tensor in sample_tensors(data.train).values())
+        self._rows = torch.zeros(len(own), max(INDEX_BYTES, num_bytes), dtype=torch.uint8)
+        self._rows[:, :INDEX_BYTES] = torch.tensor(own).unsqueeze(1).view(torch.uint8)
+        table, counts = SampleTable([self._rows]), [len(block) for block in blocks]
+        self.exchange = SampleExchange(table, counts, seed=seed, uneven=False, rank=lane.rank, start=start)
+
+    def hand_out(self, batch_size: int) -> NDArray[np.int64]:
+        """Return the indices of the next batch's samples, which have arrived."""
+        places = torch.from_numpy(self.exchange.hand_out(batch_size))
+        indices: NDArray[np.int64] = self._rows[places, :INDEX_BYTES].view(torch.int64).squeeze(1).numpy()
+        return indices
+
+
 class RecipeLearner(Learner):
     """One replica with its optimizer and its samples."""
 
@@ -71,7 +96,7 @@ class RecipeLearner(Learner):
 
     def restart(self) -> None:
         """Take a new optimizer, with the learning rates of the group's plan."""
-        self.schedule = self._group.setup.lr_schedule(self.model, self._group.plan)
+        self.schedule = LRSchedule(self._group.setup.training, self.model, self._group.plan)
         self.optimizer = self.schedule.optimizer
 
     def joined(self, worker: VirtualWorker) -> None:

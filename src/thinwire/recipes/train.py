@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from thinwire.events import Evaluated, Record
 from thinwire.recipes.base import Carried, Recipe
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.meter import ProgressMeter, check_loss, evaluate, summarize
-from thinwire.recipes.partition import own_part, shuffle_ring
 from thinwire.recipes.setup import (
     Attach,
     Attached,
@@ -37,6 +37,8 @@ from thinwire.recipes.setup import (
     RunSetup,
     advice_for,
     attach_by,
+    own_part,
+    shuffle_ring,
     worker_seed,
 )
 
@@ -83,9 +85,9 @@ def train(
     # with another system `attach` is given, and its caller reports
     advice = advice_for(config, plan.num_steps, log=worker.rank == 0 and attach is None)
     model = setup.training.model().to(setup.device)
-    schedule = setup.lr_schedule(model, plan)
+    schedule = LRSchedule(setup.training, model, plan)
     with (
-        (attach or attach_by(config))(model, schedule.optimizer) as attached,
+        (attach or partial(attach_by, config))(model, schedule.optimizer) as attached,
         on_error or nullcontext(),
         _tracing(trace, plan.num_steps, setup.device) as trace_step,
     ):

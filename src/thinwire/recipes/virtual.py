@@ -56,9 +56,9 @@ class VirtualCluster:
 
     def config(self, config: RunConfig) -> dict[str, object]:
         """Return the configuration of a run on this cluster as events and the run folder keep it."""
-        settings = {name: value for name, value in asdict(self).items() if name != "description"}
         faults = [str(fault) for fault in self.description.faults]
-        cluster = {**settings, "hosts": self.description.summary(), "faults": faults}
+        cluster = {**asdict(self), "hosts": self.description.summary(), "faults": faults}
+        del cluster["description"]
         return {**asdict(config), "clock": "virtual", "cluster": cluster}
 
 
@@ -85,19 +85,18 @@ def simulate(
     watch: Callable[[Event], object] = lambda event: None,
 ) -> SimulationResult:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
-    shuffle = config.shuffle
     changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
-    if changes and shuffle != "dealt":
+    if changes and config.shuffle != "dealt":
+        message = "shuffle must be 'dealt' where workers are lost or join"
         raise SettingError(
-            f"shuffle must be 'dealt' where workers are lost or join, got {shuffle!r} with {changes[0]}",
+            f"{message}, got {config.shuffle!r} with {changes[0]}",
             hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
         )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
         # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
-        writers = [
-            files.enter_context(EventWriter(folder, rank)) for rank in range(min(MAX_WRITERS, config.workers))
-        ]
+        num_writers = min(MAX_WRITERS, config.workers)
+        writers = [files.enter_context(EventWriter(folder, rank)) for rank in range(num_writers)]
 
         def emit(host: int, record: Record) -> None:
             if host < len(writers):
