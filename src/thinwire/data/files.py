@@ -1,4 +1,4 @@
-"""Data sets of images and arrays: digits inside the package; MNIST, CIFAR-10 and HIGGS from a folder."""
+"""Data sets: digits inside the package; MNIST, CIFAR-10, HIGGS and word-level text from a folder."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 import struct
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -19,6 +20,10 @@ from numpy.typing import NDArray
 from thinwire.errors import DataError
 
 FETCH_AGAIN = "fetch the file again and compare its size or checksum with the source's"
+MAX_WORDS = 10_000
+"""Size of the vocabulary: rarer words of the training text, and unknown ones, become `UNKNOWN`."""
+END_OF_LINE = "<eos>"
+UNKNOWN = "<unk>"
 _MNIST_NAMES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -41,6 +46,10 @@ _HIGGS_HINT = (
     "put higgs.npz with the arrays x_train, x_test (n x 28 numbers) and y_train, y_test (0 or 1), cut from "
     "HIGGS.csv of the UCI repository, into a folder and name it with --data DIR"
 )
+_TEXT_HINT = (
+    "put ptb.train.txt and ptb.test.txt (or train.txt and test.txt of any text, words separated by spaces; "
+    "each plain or as .gz) into one folder and name it with --data DIR"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +69,16 @@ class TrainTest:
 
     train: Arrays
     test: Arrays
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A training and a test text as numbers below `len(words)`; the words are those of the training text."""
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64]
+    words: tuple[str, ...]
+    """Token number to word, frequent ones first."""
 
 
 def find_files(
@@ -250,3 +269,36 @@ def _checked_higgs(path: Path, features: NDArray[Any], labels: NDArray[Any]) -> 
     if not np.isfinite(features).all():
         raise DataError(f"{path} holds NaN or infinity", hint=_HIGGS_HINT)
     return _labelled(path, features.astype(np.float32), labels, 2, _HIGGS_HINT)
+
+
+def find_tokens(folder: Path | None) -> list[Path]:
+    """Return the training and the test text in `folder` or below it; DataError if one is missing."""
+    stems = [(f"ptb.{part}.txt", f"{part}.txt", f"wiki.{part}.tokens") for part in ("train", "test")]
+    files = [[stem + suffix for stem in names for suffix in ("", ".gz")] for names in stems]
+    return find_files(folder, "text", _TEXT_HINT, ("ptb", "wikitext-2"), files)
+
+
+def load_tokens(folder: Path | None) -> Tokens:
+    """Load both texts of `folder`; the end of each line is a token too."""
+    train, test = map(_words, find_tokens(folder))
+    common = [word for word, _ in Counter(train).most_common(MAX_WORDS)]  # the test text adds no words
+    if UNKNOWN not in common:
+        common = [*common[: MAX_WORDS - 1], UNKNOWN]
+    numbers = {word: number for number, word in enumerate(common)}
+    unknown = numbers[UNKNOWN]
+
+    def encoded(words: list[str]) -> NDArray[np.int64]:
+        return np.fromiter((numbers.get(word, unknown) for word in words), np.int64, len(words))
+
+    return Tokens(encoded(train), encoded(test), tuple(common))
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        text = content(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not a text in UTF-8: {error}", hint=FETCH_AGAIN) from error
+    words = text.replace("\n", f" {END_OF_LINE} ").split()
+    if len(words) < 2:
+        raise DataError(f"{path} holds no words", hint=_TEXT_HINT)
+    return words

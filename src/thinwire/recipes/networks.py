@@ -8,7 +8,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from thinwire.data.text import MAX_WORDS
+from thinwire.data.files import MAX_WORDS
 from thinwire.recipes.base import Carried
 
 

@@ -103,6 +103,11 @@ class RunSetup:
         num_steps = self.config.epochs * self.shards(0, world_size).num_batches(batch_size)
         return TrainingPlan(world_size=world_size, batch_size=batch_size, num_steps=num_steps)
 
+    def steps_left(self, plan: TrainingPlan, epoch: int, num_batches: int) -> int:
+        """Return the steps left of a run that has `num_batches` left in `epoch` (the first is 0)."""
+        epochs = self.config.epochs
+        return num_batches + (epochs - 1 - epoch) * (plan.num_steps // epochs)
+
     def take(self, samples: Samples, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of one batch on the device."""
         inputs, targets = samples.take(indices)

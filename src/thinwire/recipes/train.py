@@ -24,7 +24,6 @@ from torch.profiler import schedule as profile_schedule
 from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.engine.checkpoint import Checkpoint
 from thinwire.engine.link import Link
-from thinwire.engine.parts import Part
 from thinwire.errors import UsageError
 from thinwire.events import Evaluated, Record
 from thinwire.recipes.base import Carried, Recipe
@@ -190,11 +189,9 @@ class _Loop:
             raise UsageError("checkpoints are saved through a link; this run was attached by another system")
         settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
         settings |= {"epochs": config.epochs, "batch size": config.batch_size, "shuffle": config.shuffle}
-        parts: dict[str, Part] = {"schedule": self.schedule, "shards": shards, "meter": meter, "carry": self}
-        optimizer = self.schedule.optimizer
-        with Checkpoint(
-            folder, link=link, model=self.model, optimizer=optimizer, settings=settings, **parts
-        ) as checkpoint:
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.schedule.optimizer, "meter": meter}
+        parts |= {"schedule": self.schedule, "shards": shards, "carry": self}
+        with Checkpoint(folder, link=link, settings=settings, **parts) as checkpoint:
             saved = checkpoint.load() if config.resume else None
             if saved is not None:
                 self._replan(saved.world_size)
@@ -211,9 +208,8 @@ class _Loop:
 
     def _replan(self, saved_world_size: int) -> None:
         """Count the steps that are left for this number of workers; the schedule must end with the run."""
-        config, plan = self.setup.config, self.meter.plan
-        epochs_left = config.epochs - 1 - self.shards.epoch
-        left = self.shards.num_batches(config.batch_size) + epochs_left * (plan.num_steps // config.epochs)
+        plan, shards = self.meter.plan, self.shards
+        left = self.setup.steps_left(plan, shards.epoch, shards.num_batches(plan.batch_size))
         self.meter.plan = replace(plan, num_steps=self.meter.step + left)
         if saved_world_size != plan.world_size:
             self.schedule.restart(plan.num_steps - left)

@@ -106,8 +106,6 @@ def simulate(
 
 
 class _VirtualRun:
-    """One run of `simulate`."""
-
     def __init__(self, setup: RunSetup, cluster: VirtualCluster, emit: Callable[[int, Record], None]) -> None:
         config = setup.config
         self._setup, self._emit = setup, emit
@@ -131,8 +129,9 @@ class _VirtualRun:
         )
         if cluster.max_steps is not None:
             self._session.num_steps = cluster.max_steps
-        self._meters = {
-            host: ProgressMeter(
+        self._epoch = 0
+        self._meters = [
+            ProgressMeter(
                 rank=host,
                 plan=self._learners.plan,
                 num_epochs=config.epochs,
@@ -140,10 +139,9 @@ class _VirtualRun:
                 emit=partial(emit, host),
                 clock=lambda: self._session.clock.now_s,
             )
-            for host in self._learners.hosts
-        }
-        self._epoch = 0
-        for host in self._meters:
+            for host in range(config.workers)
+        ]
+        for host in range(config.workers):
             name = f"host{host} (virtual)" if config.workers > 1 else socket.gethostname()
             emit(host, run_started(cluster.config(config), config.workers, name))
 
@@ -151,37 +149,37 @@ class _VirtualRun:
         self._meters[host].stepped(loss, num_samples, self._epoch)
 
     def run(self) -> SimulationResult:
-        accounts, session = [], self._session
+        accounts, session, learners, meters = [], self._session, self._learners, self._meters
         evaluated: Evaluated | None = None
         for epoch in range(1, self._setup.config.epochs + 1):
             self._epoch = epoch
             if epoch > 1:
-                self._learners.begin(epoch - 1)
-            for meter in self._meters.values():
+                learners.begin(epoch - 1)
+            for meter in meters:
                 meter.start()
             session.epoch()
-            for meter in self._meters.values():
+            for meter in meters:
                 meter.pause()
-            if self._learners.lockstep is not None:
-                self._learners.lockstep.check()
-            accounts.append(f"epoch {epoch}: {self._learners.deal.account()}")
+            if learners.lockstep is not None:
+                learners.lockstep.check()
+            accounts.append(f"epoch {epoch}: {learners.deal.account()}")
             evaluated = self._evaluate()
             self._emit(0, evaluated)
             # max_steps is reached: the epochs left would be empty
             if session.stats(session.hosts[0]).steps >= session.num_steps:
                 break
         assert evaluated is not None, "a run has at least one epoch"
-        ended = {host: meter.ended() for host, meter in self._meters.items()}
-        for host, record in ended.items():
+        ended = [meter.ended() for meter in meters]
+        for host, record in enumerate(ended):
             self._emit(host, record)
         instruments = [session.stats(host).instruments for host in session.hosts]  # lost workers have none
-        summary = summarize(self._setup, evaluated, list(ended.values()), instruments, self._advice)
+        summary = summarize(self._setup, evaluated, ended, instruments, self._advice)
         self._emit(0, summary)
         return SimulationResult(
             summary=summary,
             distance=evaluated.distance or 0.0,
             compute_s=self._compute_s,
-            batched=self._learners.replicas.batched,
+            batched=learners.replicas.batched,
             accounts=tuple(accounts),
             happened=tuple(session.happened),
         )
