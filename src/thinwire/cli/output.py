@@ -49,9 +49,8 @@ def results_folder(
         if any(out.iterdir()) and not may_hold(out):
             raise SettingError(f"--out must be a new or empty folder, and {out} is not empty", hint=hint)
     except OSError as error:
-        raise SettingError(
-            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
-        ) from None
+        rule = "--out must be a folder that can be written to"
+        raise SettingError(f"{rule}, {out} is not: {error.strerror}") from None
     return out
 
 

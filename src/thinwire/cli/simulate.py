@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
@@ -66,52 +66,33 @@ def simulate(
         describe(hosts=n, rate=rate, sites=sites, uplink=uplink, slow=slow or [], faults=fault or [])
         for n in parse_counts(workers)
     ]
-    times = {
-        "latency_s": parse_duration(latency, field="latency"),
-        "uplink_latency_s": parse_duration(uplink_latency, field="uplink latency"),
-    }
+    times = {"latency_s": parse_duration(latency, field="latency")}
+    times["uplink_latency_s"] = parse_duration(uplink_latency, field="uplink latency")
     if emulate is not None:
         check(compute is None, "compute", "left out with --emulate, which states it", compute)
         rows = _play_sizes(parse_net(emulate), hosts, strategy, times, 5 if steps is None else steps, jitter)
         typer.echo(json.dumps(rows) if as_json else _sizes_table(rows))
         return
+    from thinwire.recipes.virtual import VirtualCluster  # which imports torch
+
     times["recovery_s"] = parse_duration(recovery, field="recovery")
     compute_s = None if compute is None else parse_duration(compute, field="compute")
-    cluster = {"compute_s": compute_s, "jitter": jitter, "max_steps": steps, **times}
+    cluster: dict[str, Any] = {"compute_s": compute_s, "jitter": jitter, "max_steps": steps, **times}
     choices: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "data": data}
     choices |= {"shuffle": shuffle, "device": device}
-    results = _play(recipe, hosts, strategy, choices, cluster, out)
+    planned = []  # all settings are checked before the first run
+    for description, text in product(hosts, dict.fromkeys(strategy)):
+        config = resolve(recipe, text, workers=len(description.hosts), **choices)
+        planned.append((text, config, VirtualCluster(description=description, **cluster)))
+    folder = results_folder(out, f"simulate-{recipe}")
+    results = [_play(folder, *each) for each in planned]
     typer.echo(json.dumps(results) if as_json else _results_table(results))
-    folder = Path(results[0]["run"]).parent
     note(f"results in {folder}")
     with optional_page():
         note(f"page with plots: {write_report(folder).page}")
 
 
-def _play(
-    recipe: str,
-    hosts: Sequence[Description],
-    texts: Sequence[str],
-    choices: Mapping[str, Any],
-    cluster: Mapping[str, Any],
-    out: Path | None,
-) -> list[dict[str, Any]]:
-    """Train `recipe` with every strategy on all `hosts`; all settings are checked before the first one."""
-    from thinwire.recipes.virtual import VirtualCluster
-
-    planned = [
-        (
-            text,
-            resolve(recipe, text, workers=len(each.hosts), **choices),
-            VirtualCluster(description=each, **cluster),
-        )
-        for each, text in product(hosts, dict.fromkeys(texts))
-    ]
-    folder = results_folder(out, f"simulate-{recipe}")
-    return [_play_one(folder, *each) for each in planned]
-
-
-def _play_one(folder: Path, text: str, config: RunConfig, cluster: VirtualCluster) -> dict[str, Any]:
+def _play(folder: Path, text: str, config: RunConfig, cluster: VirtualCluster) -> dict[str, Any]:
     from thinwire.recipes.virtual import simulate
 
     own = folder / f"{text.replace(':', '-')}-{config.workers}"

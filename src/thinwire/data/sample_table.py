@@ -86,18 +86,13 @@ class SampleTable:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    # -- encoding -----------------------------------------------------------------------------------
-
     def encode(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copy the rows in `slots` into bytes: head and tail (empty without lists)."""
-        rows = self.take(slots)
+        rows, none = self.take(slots), self._empty([], [])
         head = [field if isinstance(field, Tensor) else _lengths(field) for field in rows]
         lists = [torch.cat(field) for field in rows if isinstance(field, list)]
-        return self._as_bytes(head), self._as_bytes(lists)
-
-    def _as_bytes(self, tensors: Sequence[Tensor]) -> Tensor:
-        flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-        return torch.cat([self._empty([], []), *flat])
+        heads, tails = ([t.contiguous().view(-1).view(torch.uint8) for t in each] for each in (head, lists))
+        return torch.cat([none, *heads]), torch.cat([none, *tails])
 
     def decode(self, head: Tensor, tail: Tensor) -> list[Field]:
         """Return the rows that `encode` has turned into bytes."""
@@ -127,8 +122,6 @@ class SampleTable:
     def _list_lengths(self, head: list[Tensor]) -> list[int]:
         pairs = zip(self.formats, head, strict=True)
         return [int(lengths.sum()) for each, lengths in pairs if each.is_list]
-
-    # -- saved --------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
         """Return all rows, by the number of their field; the user's tensors are not copied."""
