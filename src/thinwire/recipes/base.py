@@ -41,6 +41,11 @@ Carried = tuple["Tensor", ...] | None
 """State that a model hands on from one batch to the next, as a recurrent network does; None at the start."""
 
 
+def no_carry(model: nn.Module, inputs: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+    """Run a model for which every batch stands alone."""
+    return model(inputs), None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricTarget:
     """The test metric that a good run reaches."""
@@ -84,10 +89,7 @@ class Training:
     """Summed score of a batch, from outputs and targets; the target's metric follows from its mean."""
     metric: Callable[[float], float] = float
     """The target's metric, from that mean; exp for a perplexity."""
-    forward: Callable[[nn.Module, Tensor, Carried], tuple[Tensor, Carried]] = lambda model, inputs, carried: (
-        model(inputs),
-        None,
-    )
+    forward: Callable[[nn.Module, Tensor, Carried], tuple[Tensor, Carried]] = no_carry
     """Outputs, and the state to carry on, from the inputs and the state carried over from the last batch."""
     clip_norm: float | None = None
     """The norm that the gradients of all parameters together are clipped to; None: no clipping."""

@@ -189,8 +189,8 @@ class _Loop:
             raise UsageError("checkpoints are saved through a link; this run was attached by another system")
         settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
         settings |= {"epochs": config.epochs, "batch size": config.batch_size, "shuffle": config.shuffle}
-        parts: dict[str, Any] = {"model": self.model, "optimizer": self.schedule.optimizer, "meter": meter}
-        parts |= {"schedule": self.schedule, "shards": shards, "carry": self}
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.schedule.optimizer}
+        parts |= {"schedule": self.schedule, "shards": shards, "meter": meter, "carry": self}
         with Checkpoint(folder, link=link, settings=settings, **parts) as checkpoint:
             saved = checkpoint.load() if config.resume else None
             if saved is not None:
