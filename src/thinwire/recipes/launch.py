@@ -71,18 +71,23 @@ class LocalWorkers:
                 env=environment(os.environ, num_workers),
                 start_new_session=True,
             )
-
         self.poll = self._launcher.poll
         """Returns the launcher's exit status, None while it runs."""
 
-    def stop(self) -> None:
-        """End all processes, with SIGTERM first; does nothing if they have ended."""
+    def __enter__(self) -> LocalWorkers:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
         assert self._launcher.stdin is not None
         self._launcher.stdin.close()
         self._launcher.terminate()
-        if not self._ended_within(GRACE_S):
+        try:
+            if not self._ended_within(GRACE_S):
+                self._kill()
+            self._launcher.wait()
+        except KeyboardInterrupt:  # Ctrl-C again: do not wait any longer
             self._kill()
-        self._launcher.wait()
+            raise
         with suppress(OSError, ValueError, TypeError):  # no worker has failed, or the launcher was killed
             self.failure = WorkerFailure(**json.loads((self._scratch / FAILURE).read_text(encoding="utf-8")))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -100,16 +105,6 @@ class LocalWorkers:
                 return False
             time.sleep(0.02)
         return True
-
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            self.stop()
-        except KeyboardInterrupt:  # Ctrl-C again: do not wait any longer
-            self._kill()
-            raise
 
 
 def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
