@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -89,13 +90,11 @@ def resolve(
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide the numbers, without importing them."""
-    found = {"python": platform.python_version()}
-    for package in ("thinwire", "torch", "numpy"):
-        try:
+    found = dict.fromkeys(("thinwire", "torch", "numpy"), "unknown")
+    for package in found:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return {"python": platform.python_version(), **found}
 
 
 def _plain(config: RunConfig | Mapping[str, object]) -> dict[str, object]:

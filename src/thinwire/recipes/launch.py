@@ -21,11 +21,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from thinwire.recipes.worker import LIFELINE
+from thinwire.recipes import worker
 
 LOG = "workers.log"
 FAILURE = "failure.json"
-MODULE = "thinwire.recipes.worker"
 GRACE_S = 5.0
 
 
@@ -55,7 +54,7 @@ class LocalWorkers:
     """The first failure, known after the `with` block; a killed worker cannot write it into its events."""
 
     def __init__(
-        self, run: Path, num_workers: int, *, module: str = MODULE, arguments: Sequence[str] = ()
+        self, run: Path, num_workers: int, *, module: str = worker.__name__, arguments: Sequence[str] = ()
     ) -> None:
         self.log = run / LOG
         self._scratch = run / "launcher"  # by default the elastic agent would leave a folder in /tmp
@@ -112,7 +111,7 @@ def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = str(max(1, num_cores // num_workers))
     # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
-    return {"OMP_NUM_THREADS": threads, **given, LIFELINE: "1", "PYTHONSAFEPATH": "1"}
+    return {"OMP_NUM_THREADS": threads, **given, worker.LIFELINE: "1", "PYTHONSAFEPATH": "1"}
 
 
 def _exists(pid: int) -> bool:
