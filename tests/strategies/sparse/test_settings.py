@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from tests.strategies.sparse.world import World, random_gradients
 from tests.worlds import run_threads
-from thinwire.errors import NumericError, PeerLost, SettingError
+from thinwire.errors import SettingError
 from thinwire.strategies.sparse.cost_probe import JUDGED, PROBES, CostProbe
 from thinwire.wire.base import Lane
 
