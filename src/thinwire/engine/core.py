@@ -200,10 +200,10 @@ class Core:
         yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
         rows = everyones.view(-1, _NAME_BYTES)
         names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
-        wrong = [f"{name} on worker {rank}" for rank, name in names.items() if name]
+        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in names.items() if name)
         raise NumericError(
-            f"step {self.context.step - asked_before}: the gradient of {', '.join(wrong) or 'some parameter'} "
-            "is not finite; no worker makes the step",
+            f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not finite; "
+            "no worker makes the step",
             hint="look at that worker's data, lower the learning rate or clip gradients; in float16, use "
             "torch.amp.GradScaler, which leaves such steps out",
         )
