@@ -17,9 +17,10 @@ from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link, linked
 from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
 from thinwire.errors import SettingError, UsageError, check, check_one_of
-from thinwire.strategies.base import Strategy
+from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.process_group import connect
@@ -106,6 +107,14 @@ def attach(
 def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
     """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
     named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
+    sparse = sparse_parameters(core.model) if overrides(core.strategy, "reduce") else set()
+    rows = [SparseRows(name, p) for name, p in named if name in sparse]
+    if rows and core.strategy.overlap == "forward":
+        raise UsageError(
+            f"overlap='forward' cannot send sparse gradients, as {rows[0].name} has",
+            hint="use AllReduce(overlap='backward'), or make the embedding with sparse=False",
+        )
+    named = [(name, p) for name, p in named if name not in sparse]
     end_bytes = 0
     if bucket_bytes is None:
         model_bytes = sum(local(p).nbytes for _, p in named)
@@ -115,7 +124,7 @@ def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> 
     buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
     ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
     give_optimizer_state(buckets, core.optimizer)
-    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes)
+    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes, rows)
 
 
 def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:

@@ -58,7 +58,9 @@ class Link:
         core.serve()
 
     def _hook(self) -> None:
-        self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
+        sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
+        sent += [rows.parameter for rows in self._core.rows]
+        self._parameters = {id(p): p for p in sent}
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
