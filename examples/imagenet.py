@@ -84,7 +84,7 @@ schedule = torch.optim.lr_scheduler.LambdaLR(
     optimizer, lambda epoch: 0.5 + 0.5 * math.cos(math.pi * epoch / options.epochs)
 )
 loss_fn = nn.CrossEntropyLoss(label_smoothing=0.1)
-ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+ema = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.8), use_buffers=True)
 
 with ExitStack() as stack:
     link = stack.enter_context(tw.attach(model, optimizer, from_text(options.strategy)))
@@ -109,7 +109,7 @@ with ExitStack() as stack:
             optimizer.zero_grad()
             loss_fn(model(images), targets).backward()
             optimizer.step()
-            if step % 8 == 7:
+            if step % 4 == 3:
                 link.synchronize()  # some strategies are still busy with the parameters beside training
                 ema.update_parameters(model)
         schedule.step()
