@@ -206,13 +206,14 @@ class Core:
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
         asked for so many steps ago."""
-        name = next((each.not_finite for each in (*self.buckets, *self.rows) if each.not_finite), "")
+        names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
+        name = next((name for name in names if name), "")
         mine = torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
         everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
         yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
         rows = everyones.view(-1, _NAME_BYTES)
-        names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
-        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in names.items() if name)
+        told = [bytes(row.tolist()).decode(errors="replace").strip() for row in rows]
+        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in enumerate(told) if name)
         raise NumericError(
             f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "
             "finite; no worker makes the step",
@@ -246,8 +247,8 @@ class Core:
     def before_step(self) -> Iterator[Work]:
         """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
         them, and bring back what is due before it."""
-        sent = (*self.buckets, *self.rows)
-        if not hasattr(self.optimizer, "found_inf") and any(each.refused for each in sent):
+        refused = any(b.refused for b in self.buckets) or any(rows.refused for rows in self.rows)
+        if refused and not hasattr(self.optimizer, "found_inf"):
             yield from self.refusing()
         self.serve()
         with range_of("land"):

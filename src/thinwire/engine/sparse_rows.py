@@ -1,7 +1,7 @@
 """Gradients with a few rows only: those of `nn.Embedding(sparse=True)` and what else torch keeps sparse.
 
-They travel beside the buckets and exact, whatever the strategy: as row numbers and rows, or, where that is more,
-as a dense sum with a flag for each row. All workers end with the same rows, in the same order.
+They travel beside the buckets and exact, whatever the strategy: as row numbers and rows, or, where that is
+more, as a dense sum with a flag for each row. All workers end with the same rows, in the same order.
 """
 
 from __future__ import annotations
