@@ -20,9 +20,17 @@ from torch import Tensor
 
 from benchmarks.common import note, parser_of, print_head, print_row, result_file, spread_of
 from thinwire.bench.plan import rotated
-from thinwire.compress.layout import PASSED, SparseLayout, Values
 from thinwire.compress.select import accumulate_select_torch, prepare, select_, select_largest_
-from thinwire.compress.sparse import Sparse, merge_largest, merge_torch, new_message, read
+from thinwire.compress.sparse import (
+    PASSED,
+    Sparse,
+    SparseLayout,
+    Values,
+    merge_largest,
+    merge_torch,
+    new_message,
+    read,
+)
 from thinwire.compress.threshold import new_threshold
 
 PASS = "fused pass"

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.compress.payload import decode, empty_message, encode_
-from thinwire.compress.sizes import BLOCK, Payload, payload_bytes
+from thinwire.compress.payload import BLOCK, Payload, decode, empty_message, encode_, payload_bytes
 
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 

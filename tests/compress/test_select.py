@@ -14,9 +14,8 @@ from torch import Tensor
 
 from tests.compress.kinds import KINDS, using
 from thinwire.compress import kernels, select
-from thinwire.compress.layout import COUNT, PASSED, SparseLayout, Values
 from thinwire.compress.select import prepare, select_, select_largest_
-from thinwire.compress.sparse import Sparse, new_message, read
+from thinwire.compress.sparse import COUNT, PASSED, Sparse, SparseLayout, Values, new_message, read
 from thinwire.errors import NumericError
 
 LARGEST = torch.finfo(torch.float32).max

@@ -7,11 +7,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.compress.kinds import WITHOUT_TRITON, using
-from thinwire.compress.layout import COUNT, NOT_FINITE, PASSED, SparseLayout, Values
 from thinwire.compress.sparse import (
+    COUNT,
+    NOT_FINITE,
+    PASSED,
     Sparse,
+    SparseLayout,
+    Values,
     add_,
-    empty_sparse,
     keep_largest,
     merge,
     merge_largest,
@@ -146,7 +149,7 @@ def test_bf16_rounds_values_and_takes_less() -> None:
 
 
 def test_nothing_merges_with_nothing() -> None:
-    nothing = empty_sparse(torch.empty(0))
+    nothing = sparse({})
     assert plain(merge(nothing, nothing)) == {}
     kept, dropped = keep_largest(nothing, 3)
     assert plain(kept) == plain(dropped) == {}

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import threshold
-from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.compress.select import select_
-from thinwire.compress.sparse import new_message
+from thinwire.compress.sparse import PASSED, SparseLayout, new_message
 from thinwire.compress.threshold import Threshold, new_threshold
 from thinwire.engine.state import dump, load
 from thinwire.errors import NumericError

@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.compress.layout import SparseLayout
-from thinwire.compress.sparse import index_part, value_part
+from thinwire.compress.sparse import SparseLayout, index_part, value_part
 
 _BLOCK = 2048
 """Numbers that one program of the first kernel looks at; their places in it fit into int16."""

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import COUNT, HEADER_WORDS, PASSED, SparseLayout
-from thinwire.compress.sparse import Sparse, value_part
+from thinwire.compress.sparse import COUNT, HEADER_WORDS, PASSED, Sparse, SparseLayout, value_part
 
 
 def deal_(
@@ -37,8 +36,7 @@ def collect(rows: Tensor, layout: SparseLayout) -> Sparse:
     """The entries of all rows, row after row; an index may be there several times."""
     index_rows, value_rows = _parts(rows, layout)
     there = torch.arange(layout.capacity, device=rows.device) < rows[:, COUNT, None]
-    wide = torch.float32 if layout.itemsize == 4 else torch.float64
-    return Sparse(index_rows[there], value_rows[there].to(wide))
+    return Sparse(index_rows[there], value_rows[there].to(layout.dtype))
 
 
 def add_up(entries: Sparse) -> Sparse:

@@ -16,9 +16,13 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.kernels import cpu_kernels, gpu_kernels
-from thinwire.compress.layout import COUNT, LARGEST_INDEX, NOT_FINITE, PASSED, SparseLayout
 from thinwire.compress.sparse import (
+    COUNT,
+    LARGEST_INDEX,
+    NOT_FINITE,
+    PASSED,
     Sparse,
+    SparseLayout,
     add_,
     index_part,
     keep_largest,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from thinwire.compress.sizes import Payload, bits
+from thinwire.compress.payload import Payload, bits
 from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.compress.regions import add_up, collect, deal_, even_starts
-from thinwire.compress.sparse import Sparse, keep_largest, without
+from thinwire.compress.sparse import PASSED, Sparse, SparseLayout, keep_largest, without
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.format import MessageFormat
 from thinwire.strategies.sparse.gather import gather

@@ -20,7 +20,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from thinwire.compress.sizes import Payload, bits
+from thinwire.compress.payload import Payload, bits
 from thinwire.errors import check, check_one_of
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition, chunk_size

@@ -4,14 +4,19 @@ it."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from thinwire.traffic import Op
 from thinwire.wire.work import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from thinwire.errors import PeerError, PeerLate
+
+    Buffer: TypeAlias = Tensor | None
+    """What one half of an exchange sends or receives; None: that half is absent."""
+    Peer: TypeAlias = int | None
 
 
 class Lane(Protocol):
@@ -22,46 +27,22 @@ class Lane(Protocol):
     written to nor, if it is being received, read.
     """
 
-    @property
-    def rank(self) -> int: ...
-    @property
-    def world_size(self) -> int: ...
+    rank: int
+    world_size: int
 
     @property
     def places(self) -> Sequence[tuple[str, str]]:
         """Host and site of every worker, in order of rank."""
         ...
 
-    def all_reduce_(self, data: Tensor) -> Work:
-        """Sum `data` over all workers, in place."""
-        ...
-
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        """Sum `data` over all workers; this worker's part of the sum ends in `out`."""
-        ...
-
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        """Put every worker's `data` (of equal size) into `out`, in order of rank."""
-        ...
-
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        """Send the i-th part of `data` to worker i; the part from worker i ends in part i of `out`."""
-        ...
-
-    def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        """Overwrite `data` with that of worker `source`."""
+    def collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
+        """Do what `Wire` has a method for; `out` is `data` itself where `op` works in place."""
         ...
 
     def exchange(
-        self,
-        *,
-        send: Tensor | None = None,
-        to: int | None = None,
-        recv: Tensor | None = None,
-        source: int | None = None,
-        tag: int = 0,
+        self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
-        """Send to one peer and receive from one, at the same time; either half may be absent.
+        """Send to one peer and receive from one, at the same time.
 
         To receive without a `source` is to receive from whoever sends with this tag first; on the CPU only.
         """

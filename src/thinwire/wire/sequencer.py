@@ -12,13 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Ranks = tuple[int, ...]
 Phase = tuple[Ranks | None, int]
@@ -131,8 +130,6 @@ class Sequencer:
 def _stream_guard(data: Tensor) -> Callable[[], None] | None:
     if not data.is_cuda:
         return None
-    import torch
-
     written = torch.cuda.current_stream(data.device).record_event()
     return lambda: torch.cuda.current_stream(data.device).wait_event(written)
 

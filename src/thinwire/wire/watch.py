@@ -15,8 +15,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch.distributed as dist
 
@@ -31,17 +30,13 @@ SILENCE_S = 10.0
 _NOTICE_S = 4 * BEAT_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Beat:
-    count: int
+class _Beat(NamedTuple):
+    beats: int
     host: str
     site: str
     pid: int
     status: str
     """What it is doing: "step 17", "step 17, waiting", ...; "left" once it has detached or ended."""
-
-    def dump(self) -> str:
-        return json.dumps([self.count, self.host, self.site, self.pid, self.status])
 
 
 class Watch:
@@ -112,7 +107,7 @@ class Watch:
                     hint="give all workers the same number of steps, or loop inside link.join()",
                 )
             old = before[rank]
-            if old is not None and old.count == beat.count:
+            if old is not None and old.beats == beat.beats:
                 return self._silent(rank, beat, "its connections broke")
         return self.late(f"an operation failed: {cause}")
 
@@ -166,27 +161,22 @@ class Watch:
                     return
                 continue
             now = time.monotonic()
-            if beat is None or beat.status == "left" or beat.count != last_count:
-                last_count, last_change = beat.count if beat else -1, now
+            if beat is None or beat.status == "left" or beat.beats != last_count:
+                last_count, last_change = beat.beats if beat else -1, now
             elif now - last_change > SILENCE_S:
                 self.ring(self._silent(neighbour, beat, f"no sign of life for {SILENCE_S:.0f} s"))
                 return
 
     def _beat(self) -> None:
         self._beats += 1
-        self._set(self._own(self._beats, self._status))
-
-    @staticmethod
-    def _own(count: int, status: str) -> _Beat:
         site = os.environ.get("THINWIRE_SITE", "")
-        return _Beat(count, socket.gethostname(), site, os.getpid(), status)
-
-    def _set(self, beat: _Beat) -> None:
-        self._store.set(f"{self._prefix}beat/{self._rank}", beat.dump())
+        beat = _Beat(self._beats, socket.gethostname(), site, os.getpid(), self._status)
+        self._store.set(f"{self._prefix}beat/{self._rank}", json.dumps(beat))
 
     def _say_left(self) -> None:
         try:
-            self._set(self._own(self._beats + 1, "left"))
+            self.tell("left")
+            self._beat()
         except RuntimeError:
             pass  # the store has ended before this worker, which is nobody's concern now
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import thinwire as tw
 from tests.strategies.sparse.world import Shapes, World
-from thinwire.compress.layout import Values
+from thinwire.compress.sparse import Values
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.parts.density import density_at, divide_capacity, total_capacity
 from thinwire.strategies.sparse.base import SparseStrategy

@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
+import torch
 from torch import Tensor
 
-from thinwire.compress.payload import plain
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work
 
@@ -158,7 +158,7 @@ class Agreement:
 
     def gather(self, measurement: Measurement, wire: Wire) -> None:
         """Start telling everyone."""
-        mine = plain(measurement.numbers())
+        mine = torch.tensor(measurement.numbers(), dtype=torch.float64)
         self._everyone = mine.new_empty(wire.world_size * len(mine))
         self.gathering = wire.all_gather(mine, self._everyone)
 

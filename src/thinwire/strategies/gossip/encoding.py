@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from thinwire.compress.payload import decode, empty_message, encode_
-from thinwire.compress.sizes import Payload, payload_bytes
+from thinwire.compress.payload import Payload, decode, empty_message, encode_, payload_bytes
 from thinwire.strategies.gossip.chunks import Span
 
 

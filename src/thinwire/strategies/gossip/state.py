@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.strategies.base import SAME, Bucket, Values
 from thinwire.strategies.gossip.agreement import Agreement, RoundTimer
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.compress.select import prepare, refuse, select_, select_largest_
-from thinwire.compress.sparse import new_words
+from thinwire.compress.sparse import NOT_FINITE, Values, new_words
 from thinwire.compress.threshold import new_threshold
 from thinwire.errors import SettingError, check, check_one_of
 from thinwire.strategies.base import Bucket, Strategy

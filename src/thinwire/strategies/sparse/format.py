@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compress.layout import SparseLayout, Values
+from thinwire.compress.sparse import SparseLayout, Values
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from thinwire.compress.layout import Values
+from thinwire.compress.sparse import Values
 from thinwire.strategies.parts.density import (
     FALL,
     FIRST_DENSITY,

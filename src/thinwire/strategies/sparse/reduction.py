@@ -9,8 +9,17 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import COUNT, PASSED
-from thinwire.compress.sparse import Sparse, add_, merge, merge_messages_, new_words, read, write_
+from thinwire.compress.sparse import (
+    COUNT,
+    PASSED,
+    Sparse,
+    add_,
+    merge,
+    merge_messages_,
+    new_words,
+    read,
+    write_,
+)
 from thinwire.strategies.sparse.format import MessageFormat
 
 MOST_ON_HOST = 1 << 16
