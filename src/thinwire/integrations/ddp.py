@@ -25,8 +25,6 @@ from thinwire.wire.wire import Meter, Wire
 SETTLING_STEPS = 2
 """Steps that go dense: DDP arranges its buckets anew after the first one, so only the second shows them."""
 
-Shapes = list[tuple[int, ...]]
-
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -45,9 +43,8 @@ class _Place:
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel() <= small)
         return cls(ParameterBucket(index, names, parameters, small, context), order)
 
-    def tensors(self, bucket: GradBucket) -> list[Tensor]:
-        gradients = bucket.gradients()
-        return [gradients[i] for i in self.order]
+    def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[i] for i in self.order]
 
 
 class HookState:
@@ -95,27 +92,27 @@ class HookState:
             self.steps += 1
         if not self._places:
             return self._dense(bucket.buffer())
-        place = self._places[bucket.index()] if bucket.index() < len(self._places) else None
-        if place is None or _shapes(place.bucket.parameters) != _shapes(
-            [self._seen[-1][i] for i in place.order]
-        ):
-            raise UsageError(
-                f"DDP has other buckets in step {self.steps} than in step {SETTLING_STEPS}",
-                hint="register the hook anew after freezing or adding parameters",
-            )
-        tensors = place.tensors(bucket)
-        place.bucket.fill_(tensors)
-
-        def finish() -> None:
-            place.bucket.empty_into_(tensors)
-
+        own, tensors = self._own(bucket)
+        own.fill_(tensors)
         task = self._endpoint.start(
             self._driver,
             "reduce",
-            lambda wire: self.strategy.reduce(place.bucket, self._state, wire),
-            f"reduce {bucket.index()}",
+            lambda wire: self.strategy.reduce(own, self._state, wire),
+            f"reduce {own.index}",
         )
-        return _future(task, finish, bucket.buffer())
+        return _future(task, lambda: own.empty_into_(tensors), bucket.buffer())
+
+    def _own(self, bucket: GradBucket) -> tuple[ParameterBucket, list[Tensor]]:
+        """The strategy's bucket for one of DDP's, and the gradients in its order."""
+        if bucket.index() < len(self._places):
+            place = self._places[bucket.index()]
+            now = place.in_order(bucket.parameters())
+            if [p.shape for p in place.bucket.parameters] == [p.shape for p in now]:
+                return place.bucket, place.in_order(bucket.gradients())
+        raise UsageError(
+            f"DDP has other buckets in step {self.steps} than in step {SETTLING_STEPS}",
+            hint="register the hook anew after freezing or adding parameters",
+        )
 
     @property
     def _strategy_steps(self) -> int:
@@ -135,9 +132,9 @@ class HookState:
             _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
         ]
         self._state = self.strategy.init([place.bucket for place in self._places], self._endpoint.wire())
-        saved, self._saved = self._saved, ()
-        if saved:
-            self._load(saved)
+        if self._saved:
+            self._load(self._saved)
+            self._saved = ()
 
     def _leaves(self) -> dict[str, list[leaves.Leaf]]:
         return leaves.collect([place.bucket.leaves for place in self._places])
@@ -217,15 +214,11 @@ def ddp_hook(
             f"strategy must be one that has gradients reduced when backward ends, got {strategy!r}",
             hint="for others, use thinwire.attach instead of DistributedDataParallel",
         )
-    return HookState(strategy, process_group, timeout_s), _reduce
-
-
-def _reduce(state: HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return state.reduce(bucket)
+    return HookState(strategy, process_group, timeout_s), HookState.reduce
 
 
 # DDP compares annotations with types, not with the text that they are in this file.
-_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
+HookState.reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.futures.Future[Tensor]:
@@ -243,7 +236,3 @@ def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.fut
     reduced = ended.then(then)
     task.when_done(lambda: ended.set_result(None))
     return reduced
-
-
-def _shapes(parameters: Sequence[Tensor]) -> Shapes:
-    return [tuple(p.shape) for p in parameters]

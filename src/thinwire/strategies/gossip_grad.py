@@ -129,8 +129,7 @@ class GossipGraD(Strategy):
         """Decide which chunks the round sends to whom."""
         agreement = state.runtime.agreement
         if agreement is not None and step % AGREE_EVERY == 0:
-            if agreement.gathering is not None:
-                await agreement.gathering
+            await agreement.gathering
             pick, state.caution = agreement.decide(Pick(state.payload, state.num_chunks), state.caution, wire)
             state.payload, state.num_chunks = pick.payload, pick.num_chunks
             agreement.gather(state.runtime.timer.measure(), wire)
@@ -186,9 +185,8 @@ class GossipGraD(Strategy):
             state.memory.errors[bucket.index].zero_()
 
     async def settle(self, buckets: Sequence[Bucket], state: GossipState, wire: Wire) -> None:
-        agreement = state.runtime.agreement
-        if agreement is not None and agreement.gathering is not None:
-            await agreement.gathering
+        if state.runtime.agreement is not None:
+            await state.runtime.agreement.gathering
 
     def instruments(self, state: GossipState) -> Mapping[str, float]:
         return {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.plan import MessageFormat
 from thinwire.strategies.sparse.reduction import Message, Reduction
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.wire.wire import Wire
@@ -85,8 +85,7 @@ class GTopK(SparseStrategy):
         if not reduction.is_meta:
             state.weights[reduction.index] = 1.0 + message.passed
             state.remember_(reduction.index, message)
-            tail, held = message.tail(reduction.residual), message.held(reduction.residual)
-            reduction.finish_([message.entries()], tail, wire.world_size, held)
+            reduction.finish_([message.entries()], message.tail, wire.world_size, message.held)
 
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
         levels = world_size.bit_length() - 1

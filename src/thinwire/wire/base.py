@@ -33,11 +33,9 @@ class Lane(Protocol):
     @property
     def places(self) -> Sequence[tuple[str, str]]:
         """Host and site of every worker, in order of rank."""
-        ...
 
     def collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         """Do what `Wire` has a method for; `out` is `data` itself where `op` works in place."""
-        ...
 
     def exchange(
         self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
@@ -46,31 +44,24 @@ class Lane(Protocol):
 
         To receive without a `source` is to receive from whoever sends with this tag first; on the CPU only.
         """
-        ...
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> Lane:
         """Another channel, for all workers or for `ranks`; returns at once, and connects when first used.
 
         The same name and ranks mean the same channel on every worker, whoever asks first.
         """
-        ...
 
     def now(self) -> float:
         """Seconds on the clock that this lane's works end by; only differences mean something."""
-        ...
 
     def set_status(self, status: str) -> None:
         """What this worker is doing ("step 17"), for peers that wait for it and give up."""
-        ...
 
     def late_error(self, cause: str) -> PeerLate:
         """The error for having waited too long, naming the worker that is furthest behind."""
-        ...
 
     def abort(self, error: PeerError) -> None:
         """End everything under way with `error`, on all lanes and all workers; nothing starts after it."""
-        ...
 
     def close(self) -> None:
         """Give back threads and connections; nothing may be under way."""
-        ...

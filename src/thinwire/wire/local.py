@@ -35,11 +35,9 @@ class Medium(Protocol):
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         """Carry a message that both ends have asked for."""
-        ...
 
     def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
         """Carry out a collective that all of `ranks` have come to."""
-        ...
 
 
 class Immediate:

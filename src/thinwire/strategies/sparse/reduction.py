@@ -1,8 +1,8 @@
-"""One bucket's reduction in one step: its message, and the mean of all messages."""
+"""One bucket's reduction in one step: its message, everybody's messages, and their mean."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -20,7 +20,8 @@ from thinwire.compress.sparse import (
     read,
     write_,
 )
-from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.plan import MessageFormat
+from thinwire.wire.wire import Wire
 
 MOST_ON_HOST = 1 << 16
 """Entries of a message up to which the host is faster than a GPU."""
@@ -44,23 +45,19 @@ class Message:
         """The part that `thinwire.compress` reads and writes."""
         return self.words[: self.format.layout.num_words]
 
-    def tail(self, like: Tensor) -> Tensor:
-        """The part that travels as it is, a view with the dtype of `like`."""
-        return self._after(like)[: self.format.tail]
+    @property
+    def dense(self) -> Tensor:
+        """The part that is summed number by number: the tail, then leftover residuals."""
+        after = self.words[self.format.layout.num_words :].view(self.format.layout.dtype)
+        return after[: self.format.tail + self.format.held]
 
-    def held(self, like: Tensor) -> Tensor:
-        """The part for leftover residuals, a view with the dtype of `like`."""
-        return self._after(like)[self.format.tail : self.format.tail + self.format.held]
+    @property
+    def tail(self) -> Tensor:
+        return self.dense[: self.format.tail]
 
-    def dense(self, like: Tensor) -> Tensor:
-        """Both of them: the part that is summed number by number."""
-        return self._after(like)[: self.format.tail + self.format.held]
-
-    def _after(self, like: Tensor) -> Tensor:
-        return self.words[self.format.layout.num_words :].view(like.dtype)
-
-    def to(self, device: torch.device) -> Message:
-        return Message(self.words.to(device), self.format)
+    @property
+    def held(self) -> Tensor:
+        return self.dense[self.format.tail :]
 
     @property
     def count(self) -> int:
@@ -109,16 +106,11 @@ class Reduction:
         """Sizes alone, without numbers."""
         return self.lossy.is_meta
 
-    def new_message(self) -> Message:
-        """An empty message where the gradients are."""
-        return Message(new_words(self.format.num_words, self.residual.device), self.format)
-
     @property
     def device(self) -> torch.device:
         """Where messages are read and merged."""
-        home = self.lossy.device
         small = not self.is_meta and self.format.layout.capacity <= MOST_ON_HOST
-        return torch.device("cpu") if small else home
+        return torch.device("cpu") if small else self.lossy.device
 
     def new_words(self, count: int) -> Tensor:
         """Zeros for messages of `count` words there."""
@@ -128,9 +120,8 @@ class Reduction:
         """Overwrite a message with the largest of its sum with another; this worker's share of the rest goes
         back to its residual."""
         if not self.is_meta:
-            rest = merge_messages_(message.sparse, other.sparse, self.format.layout, share=share)
-            self.give_back_(rest)
-            message.dense(self.residual).add_(other.dense(self.residual))
+            self.give_back_(merge_messages_(message.sparse, other.sparse, self.format.layout, share=share))
+            message.dense.add_(other.dense)
 
     def give_back_(self, entries: Sparse) -> None:
         """Keep entries that are not applied, to be sent later."""
@@ -145,11 +136,8 @@ class Reduction:
         """Overwrite the gradients with the mean: these entries, this tail and these leftover residuals are
         sums over workers."""
         # Half-precision gradients are summed in the residual's precision.
-        wide = (
-            self.lossy
-            if self.lossy.dtype == self.residual.dtype
-            else self.residual.new_zeros(self.lossy.shape)
-        )
+        fits = self.lossy.dtype == self.residual.dtype
+        wide = self.lossy if fits else torch.empty_like(self.residual)
         if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
             add_(self.residual, reduce(merge, self.returned))
         wide.zero_()
@@ -170,11 +158,6 @@ class MessageRows:
     words: Tensor
     format: MessageFormat
 
-    @classmethod
-    def new(cls, reduction: Reduction, format: MessageFormat, count: int) -> MessageRows:
-        """`count` empty messages."""
-        return cls(reduction.new_words(count * format.num_words), format)
-
     @property
     def rows(self) -> Tensor:
         return self.words.view(-1, self.format.num_words)
@@ -187,13 +170,45 @@ class MessageRows:
     def messages(self) -> list[Message]:
         return [Message(row, self.format) for row in self.rows]
 
-    def tails(self, like: Tensor) -> Tensor:
+    @property
+    def tails(self) -> Tensor:
         """The parts that travel as they are, in rows."""
-        return self.rows[:, self.format.layout.num_words :].view(like.dtype)[:, : self.format.tail]
+        layout = self.format.layout
+        return self.rows[:, layout.num_words :].view(layout.dtype)[:, : self.format.tail]
 
     def write_tail_(self, tail: Tensor) -> None:
         """Cut a tail into equal parts, one for each message."""
-        tails = self.tails(tail)
-        padded = tail.new_zeros(tails.numel())
+        padded = tail.new_zeros(self.tails.numel())
         padded[: tail.numel()] = tail
-        tails.copy_(padded.view(tails.shape))
+        self.tails.copy_(padded.view(self.tails.shape))
+
+
+def _stages(world_size: int) -> Iterator[tuple[int, int]]:
+    """Distance to the peers of each exchange, and how many messages travel in it.
+
+    >>> list(_stages(8)), list(_stages(5))
+    ([(1, 1), (2, 2), (4, 4)], [(1, 1), (2, 2), (4, 1)])
+    """
+    distance = 1
+    while distance < world_size:
+        yield distance, min(distance, world_size - distance)
+        distance *= 2
+
+
+async def gather(own: Tensor, wire: Wire, *, tag: int) -> Tensor:
+    """The messages of all workers, one after another in order of rank.
+
+    Each worker hands on all it has so far (Bruck's algorithm): log2(P) exchanges, where a ring takes P - 1.
+    """
+    rank, world_size = wire.rank, wire.world_size
+    rows = own.new_empty((world_size, own.numel()))  # of this worker, of the next one, and so on
+    rows[0] = own
+    for number, (distance, count) in enumerate(_stages(world_size)):
+        await wire.exchange(
+            send=rows[:count].view(-1),
+            to=(rank - distance) % world_size,
+            recv=rows[distance : distance + count].view(-1),
+            source=(rank + distance) % world_size,
+            tag=tag + number,
+        )
+    return rows.roll(rank, 0).view(-1)

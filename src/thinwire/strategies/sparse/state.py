@@ -9,11 +9,9 @@ from torch import Tensor
 
 from thinwire.compress.threshold import Threshold
 from thinwire.strategies.base import SAME, Bucket
-from thinwire.strategies.parts.clip import LocalClip
-from thinwire.strategies.parts.momentum import MomentumCorrection
+from thinwire.strategies.parts import LocalClip, MomentumCorrection
 from thinwire.strategies.sparse.cost_probe import CostProbe
-from thinwire.strategies.sparse.format import MessageFormat
-from thinwire.strategies.sparse.plan import MessagePlan
+from thinwire.strategies.sparse.plan import MessageFormat, MessagePlan
 from thinwire.strategies.sparse.reduction import Message
 
 
