@@ -26,7 +26,8 @@ from thinwire.compress.sparse import (
     Sparse,
     SparseLayout,
     Values,
-    merge_largest,
+    keep_largest,
+    merge,
     merge_torch,
     new_message,
     read,
@@ -126,7 +127,7 @@ def sparse_rows(data: SelectionData) -> dict[str, Callable[[], object]]:
     two = Sparse((one.index + shift).unique(), one.value.flip(0))
     two = Sparse(two.index, two.value[: two.index.numel()])
     return {
-        "merge two messages, keep the k largest": lambda: merge_largest(one, two, data.k),
+        "merge two messages, keep the k largest": lambda: keep_largest(merge(one, two), data.k),
         "merge alone, in plain torch": lambda: merge_torch(one, two),
     }
 

@@ -17,7 +17,6 @@ from thinwire.compress.sparse import (
     add_,
     keep_largest,
     merge,
-    merge_largest,
     merge_messages_,
     new_message,
     read,
@@ -67,7 +66,7 @@ def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
     kind: str, a: Vector, b: Vector, k: int
 ) -> None:
     with using(kind):
-        kept, dropped = merge_largest(sparse(a), sparse(b), k)
+        kept, dropped = keep_largest(merge(sparse(a), sparse(b)), k)
     total = summed(a, b)
     keep = largest(total, k)
     assert plain(kept) == {i: total[i] for i in keep}

@@ -49,19 +49,14 @@ def accumulate_select(
     direct = gradient.dtype == residual.dtype and gradient.is_contiguous()
     step = residual.numel() if direct else min(residual.numel(), _CHUNK)
     converted = residual.new_empty(0 if direct else step)
+    marks, out = (magnitude, limit, infinity), (index.numpy(), value.numpy())
     count, passed = 0, 0
     for start in range(0, residual.numel(), step):
         added, sums = gradient[start : start + step], residual[start : start + step]
         if not direct:
             added = converted[: added.numel()].copy_(added)
-        count, new = _accumulate_select(
-            added.numpy(),
-            (sums.numpy(), sums.view(integer).numpy()),
-            (magnitude, limit, infinity),
-            start,
-            count,
-            (index.numpy(), value.numpy()),
-        )
+        both = sums.numpy(), sums.view(integer).numpy()
+        count, new = _accumulate_select(added.numpy(), both, marks, start, count, out)
         if count < 0:
             break
         passed += new
@@ -188,8 +183,7 @@ def merge(first: Pair, second: Pair, out: Pair) -> int:
 def merge_messages_(
     messages: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor], capacity: int, share: tuple[int, int]
 ) -> tuple[Tensor, Tensor] | None:
-    """What `thinwire.compress.sparse.merge_messages_` does; None, and nothing done, if one has no entries
-    because a number was not finite."""
+    """What `sparse.merge_messages_` does; None, and nothing done, if one of them is not finite."""
     own, other = ((message.numpy(), value.numpy()) for message, value in zip(messages, values, strict=True))
     sums = np.empty(2 * capacity, own[1].dtype)
     bits = sums.view(f"i{sums.itemsize}")

@@ -36,23 +36,14 @@ def accumulate_select(
     notes = places, counts, spoilt
     index, value, rounded = index_part(message, layout), value_part(message, layout), layout.values == "bf16"
     bits = value.view(torch.int16) if rounded else value
-    sizes = {"BLOCK": _BLOCK, "TILE": _TILE, "SLOTS": _SLOTS}
+    constants = {"BLOCK": _BLOCK, "TILE": _TILE, "SLOTS": _SLOTS, "ROUNDED": rounded}
     with torch.cuda.device_of(residual):  # Triton starts kernels on the current device
         _accumulate[(num_blocks,)](
             gradient, gradient.stride(0), residual, numel, threshold, *notes, BLOCK=_BLOCK, num_warps=_WARPS
         )
         ends = counts.cumsum(0, dtype=torch.int32)
         _move[(triton.cdiv(num_blocks, _TILE),)](
-            residual,
-            *notes,
-            ends,
-            num_blocks,
-            message,
-            index,
-            bits,
-            layout.capacity,
-            **sizes,
-            ROUNDED=rounded,
+            residual, *notes, ends, num_blocks, message, index, bits, layout.capacity, **constants
         )
 
 

@@ -46,11 +46,6 @@ def num_blocks(numel: int) -> int:
     return -(-numel // BLOCK)
 
 
-def empty_message(num_bytes: int, like: Tensor) -> Tensor:
-    """Bytes on the device of `like`."""
-    return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
-
-
 @torch.no_grad()
 def encode_(
     message: Tensor,

@@ -27,7 +27,7 @@ from thinwire.compress.sparse import (
     index_part,
     keep_largest,
     largest_mask,
-    merge_largest,
+    merge,
     merge_messages_,
     new_message,
     read,
@@ -93,8 +93,7 @@ def accumulate_select_torch(
 def select_largest_(
     gradient: Tensor, residual: Tensor, k: int, message: Tensor, layout: SparseLayout
 ) -> None:
-    """As `select_`, but exactly the k largest, or all if there are fewer; of equal ones those of lower
-    index."""
+    """As `select_`, but exactly the k largest, or all there are; of equal ones those of lower index."""
     k = min(k, residual.numel())
     assert 1 <= k <= layout.capacity, "a message has room for at least one, and for all that are selected"
     wide = SparseLayout(capacity=max(2 * k, 1024), itemsize=residual.itemsize)
@@ -160,5 +159,5 @@ def prepare(like: Tensor) -> None:
     select_(zeros, zeros.clone(), 1.0, message, layout)
     message = message.cpu()  # on a GPU too, messages are merged by the host
     entries = read(message, layout)
-    merge_largest(entries, entries, 1)
+    keep_largest(merge(entries, entries), 1)
     merge_messages_(message, message.clone(), layout, share=(0, 1))

@@ -144,7 +144,7 @@ def merge_messages_(
         rest = kernels.merge_messages_((message, other), values, layout.capacity, share)
         if rest is not None:
             return Sparse(*rest)
-    kept, dropped = merge_largest(read(message, layout), read(other, layout), layout.capacity)
+    kept, dropped = keep_largest(merge(read(message, layout), read(other, layout)), layout.capacity)
     passed = message[PASSED] + other[PASSED]
     write_(message, layout, kept)
     message[PASSED] = passed
@@ -187,11 +187,6 @@ def keep_largest(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
         return Sparse(*kept), Sparse(*others)
     keep = largest_mask(entries.value, k)
     return _where(keep, entries), _where(~keep, entries)
-
-
-def merge_largest(a: Sparse, b: Sparse, k: int) -> tuple[Sparse, Sparse]:
-    """The k largest entries of the sum, and the others."""
-    return keep_largest(merge(a, b), k)
 
 
 def without(entries: Sparse, index: Tensor) -> Sparse:

@@ -54,12 +54,8 @@ class GossipGraD(Strategy):
         check_one_of("GossipGraD.exchange", self.exchange, get_args(Exchange))
         check_one_of("GossipGraD.payload", self.payload, _PAYLOADS)
         number = isinstance(self.share, int | float) and 0 < self.share <= 1
-        check(
-            number or self.share == "auto",
-            "GossipGraD.share",
-            "a number above 0 and at most 1, or 'auto'",
-            self.share,
-        )
+        rule = "a number above 0 and at most 1, or 'auto'"
+        check(number or self.share == "auto", "GossipGraD.share", rule, self.share)
         check(self.average_every >= 0, "GossipGraD.average_every", "0 or more steps", self.average_every)
 
     @property
@@ -102,14 +98,12 @@ class GossipGraD(Strategy):
         return kept
 
     def _options(self, buckets: Sequence[Bucket], num_chunks: int, momenta: int) -> Options:
-        def model_bytes(payload: Payload) -> int:
-            return sum(
-                Encoding([(0, b.num_parameters)], b.gradient.element_size(), payload, momenta).num_bytes
-                for b in buckets
-            )
+        def num_bytes(bucket: Bucket, payload: Payload) -> int:
+            spans = [(0, bucket.num_parameters)]
+            return Encoding(spans, bucket.gradient.element_size(), payload, momenta).num_bytes
 
         allowed = _PAYLOADS[_PAYLOADS.index(self.payload) :]
-        return Options({payload: model_bytes(payload) for payload in allowed}, num_chunks)
+        return Options({p: sum(num_bytes(b, p) for b in buckets) for p in allowed}, num_chunks)
 
     async def mix(self, bucket: Bucket, state: GossipState, wire: Wire) -> None:
         if wire.world_size == 1:
@@ -167,8 +161,7 @@ class GossipGraD(Strategy):
             timer.end(wire.now())
 
     async def _average(self, bucket: Bucket, state: GossipState, wire: Wire) -> None:
-        """Overwrite a bucket with the mean of all workers, which becomes the reference they have in
-        common."""
+        """Overwrite a bucket with the mean of all workers, which becomes their common reference."""
         values = state.values(bucket)
         means = [value.read() for value in values]
         await in_background()

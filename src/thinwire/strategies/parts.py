@@ -51,8 +51,7 @@ class LocalClip:
 
 @dataclass(frozen=True, slots=True)
 class MomentumCorrection:
-    """Velocities of one worker's gradients; their sum over workers is kept when the number of workers
-    changes."""
+    """Velocities of one worker's gradients; another number of workers keeps their sum."""
 
     momentum: float
     velocities: list[Tensor]

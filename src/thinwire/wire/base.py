@@ -1,5 +1,4 @@
-"""A lane: one ordered channel between workers, as backends implement it. Strategies see a `Wire` on top of
-it."""
+"""A lane: one ordered channel between workers, as backends implement it; a `Wire` is on top of it."""
 
 from __future__ import annotations
 

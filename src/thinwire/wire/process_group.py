@@ -55,7 +55,7 @@ class ProcessGroupLane:
         self._open: set[Work] = set()
         self._error: BaseException | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], ProcessGroupLane] = {}
-        self._backends: tuple[int, Backends] | None = None
+        self._backends: Backends | None = None
         self._backlog: list[Callable[[], None]] | None = None
         """Operations to issue once connected; None while nobody has asked to connect."""
         self._in_order = Waiters(f"thinwire-lane-{name}", limit=1)
@@ -130,10 +130,10 @@ class ProcessGroupLane:
         inbox = recv if recv is None or not recv.is_cuda else _pinned_like(recv)
         outbox = send if send is None or not send.is_cuda else _pinned_like(send).copy_(send)
         handles = []
-        if inbox is not None:
-            handles.append(
-                backend.recv_anysource([inbox], tag) if source is None else backend.recv([inbox], source, tag)
-            )
+        if inbox is not None and source is None:
+            handles.append(backend.recv_anysource([inbox], tag))
+        elif inbox is not None:
+            handles.append(backend.recv([inbox], source, tag))
         if outbox is not None:
             handles.append(backend.send([outbox], to, tag))
 
@@ -163,9 +163,8 @@ class ProcessGroupLane:
         chosen = tuple(self._ranks if ranks is None else (self._ranks[rank] for rank in ranks))
         with self._lock:
             if (name, chosen) not in self._lanes:
-                self._lanes[name, chosen] = ProcessGroupLane(
-                    chosen, f"{self._name}/{name}", self._watch, self._timeout_s
-                )
+                lane = ProcessGroupLane(chosen, f"{self._name}/{name}", self._watch, self._timeout_s)
+                self._lanes[name, chosen] = lane
             return self._lanes[name, chosen]
 
     def now(self) -> float:
@@ -190,7 +189,7 @@ class ProcessGroupLane:
             self._in_order.stop()
             self._any_order.stop()
             if self._backends is not None:
-                pool.give_back(self._ranks, self._name, self._timeout_s, *self._backends)
+                pool.give_back(self._backends)
         else:
             blocked.extend([self._in_order, self._any_order])
 
@@ -199,7 +198,7 @@ class ProcessGroupLane:
     @property
     def _connected(self) -> Backends:
         assert self._backends is not None, "operations are issued when connected"
-        return self._backends[1]
+        return self._backends
 
     def connect(self) -> None:
         """Connect now, in the calling thread."""

@@ -100,12 +100,9 @@ class Watch:
             if rank == self._rank or beat is None:
                 continue
             if beat.status == "left":
-                return PeerLost(
-                    f"worker {rank} on {beat.host} has ended while others still train",
-                    rank=rank,
-                    host=beat.host,
-                    hint="give all workers the same number of steps, or loop inside link.join()",
-                )
+                ended = f"worker {rank} on {beat.host} has ended while others still train"
+                hint = "give all workers the same number of steps, or loop inside link.join()"
+                return PeerLost(ended, rank=rank, host=beat.host, hint=hint)
             old = before[rank]
             if old is not None and old.beats == beat.beats:
                 return self._silent(rank, beat, "its connections broke")
@@ -152,12 +149,9 @@ class Watch:
                 store_seen = time.monotonic()
             except RuntimeError as error:
                 if time.monotonic() - store_seen > SILENCE_S / 2:
-                    self._tell_listeners(
-                        PeerLost(
-                            f"worker {self._rank} lost the store that joins the workers ({error})",
-                            hint="the process that hosts it (torchrun's, or rank 0) has ended",
-                        )
-                    )
+                    lost = f"worker {self._rank} lost the store that joins the workers ({error})"
+                    hint = "the process that hosts it (torchrun's, or rank 0) has ended"
+                    self._tell_listeners(PeerLost(lost, hint=hint))
                     return
                 continue
             now = time.monotonic()
@@ -191,12 +185,9 @@ class Watch:
             return [None] * self._world_size
 
     def _silent(self, rank: int, beat: _Beat, how: str) -> PeerLost:
-        return PeerLost(
-            f"worker {rank} on {beat.host} (pid {beat.pid}) is lost at {beat.status}: {how}",
-            rank=rank,
-            host=beat.host,
-            hint="see that worker's own output; it was killed, ran out of memory, froze or was cut off",
-        )
+        lost = f"worker {rank} on {beat.host} (pid {beat.pid}) is lost at {beat.status}: {how}"
+        hint = "see that worker's own output; it was killed, ran out of memory, froze or was cut off"
+        return PeerLost(lost, rank=rank, host=beat.host, hint=hint)
 
     def _hear(self, record: str) -> None:
         kind, message, rank, host, hint = json.loads(record)

@@ -1,5 +1,4 @@
-"""The wire: what a strategy's coroutine sends and receives through. All traffic passes through it and is
-counted."""
+"""The wire: what a strategy's coroutine sends and receives through; all traffic is counted here."""
 
 from __future__ import annotations
 
@@ -156,8 +155,7 @@ class Wire:
         return _partition([host for host, _ in self._places])
 
     def sites(self) -> list[list[int]]:
-        """The workers of each site: hosts joined by fast paths. One site unless `THINWIRE_SITE` says
-        otherwise."""
+        """The workers of each site, hosts joined by fast paths; one site unless `THINWIRE_SITE` is set."""
         return _partition([site for _, site in self._places])
 
     @property

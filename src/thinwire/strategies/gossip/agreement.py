@@ -75,15 +75,9 @@ class RoundTimer:
         num_bytes = sum(each for _, each in self._arrivals)
         whole_s = (last_s - self._began_s) / num_bytes
         rest = num_bytes - first_bytes
-        self._measurements.append(
-            Measurement(
-                spread_s=(last_s - first_s) / rest if rest else whole_s,
-                whole_s=whole_s,
-                compute_s=now_s - self._began_s - self._waited_s,
-                waited_s=self._waited_s,
-                num_bytes=num_bytes,
-            )
-        )
+        spread_s = (last_s - first_s) / rest if rest else whole_s
+        compute_s = now_s - self._began_s - self._waited_s
+        self._measurements.append(Measurement(spread_s, whole_s, compute_s, self._waited_s, num_bytes))
 
     def measure(self) -> Measurement:
         """The medians since the last measurement: a round with an evaluation in it does not count."""

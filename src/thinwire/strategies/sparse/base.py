@@ -62,8 +62,7 @@ class SparseStrategy(Strategy):
 
     @abstractmethod
     async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
-        """Send this worker's message, and leave in `reduction` the mean of the numbers that all workers
-        apply."""
+        """Send this worker's message, and leave in `reduction` the mean that all workers apply."""
 
     @abstractmethod
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageFormat:
-    """One bucket's message, the same on all workers: sparse entries, then numbers that travel as they are,
-    which saves a round."""
+    """One bucket's message: sparse entries, then numbers as they are, which saves a round."""
 
     layout: SparseLayout
     tail: int

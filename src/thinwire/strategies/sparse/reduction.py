@@ -93,8 +93,7 @@ class Reduction:
     kept: Tensor | None = None
     """Indices applied in the step before, if leftover residuals there are to be applied."""
     returned: list[Sparse] = field(default_factory=list, init=False)
-    """Entries on the host that wait for `finish_`, if the residual is elsewhere: one copy there for all
-    merges."""
+    """Entries on the host that wait for `finish_` if the residual is elsewhere, to be copied once."""
 
     @property
     def tag(self) -> int:
@@ -117,8 +116,7 @@ class Reduction:
         return new_words(count, self.device)
 
     def merge_(self, message: Message, other: Message, *, share: tuple[int, int]) -> None:
-        """Overwrite a message with the largest of its sum with another; this worker's share of the rest goes
-        back to its residual."""
+        """Overwrite a message with the largest of its sum with another; give back a share of the rest."""
         if not self.is_meta:
             self.give_back_(merge_messages_(message.sparse, other.sparse, self.format.layout, share=share))
             message.dense.add_(other.dense)
@@ -133,8 +131,7 @@ class Reduction:
     def finish_(
         self, sums: Iterable[Sparse], tail: Tensor, world_size: int, held: Tensor | None = None
     ) -> None:
-        """Overwrite the gradients with the mean: these entries, this tail and these leftover residuals are
-        sums over workers."""
+        """Overwrite the gradients with the mean: all that is given are sums over workers."""
         # Half-precision gradients are summed in the residual's precision.
         fits = self.lossy.dtype == self.residual.dtype
         wide = self.lossy if fits else torch.empty_like(self.residual)
