@@ -48,8 +48,7 @@ def add_up(entries: Sparse) -> Sparse:
 
 
 def even_starts(index: Tensor, count: int) -> list[int]:
-    """Where `count` regions have to begin for all to have as many of these indices, which are ascending; none
-    if there are fewer indices than regions."""
+    """Where `count` regions begin that have equally many of these ascending indices; none if too few."""
     if index.numel() < count:
         return []
     places = torch.arange(1, count, device=index.device) * index.numel() // count

@@ -160,11 +160,10 @@ def merge_messages_(
 def merge(a: Sparse, b: Sparse) -> Sparse:
     """The sum of two sparse vectors."""
     if kernels := cpu_kernels(a.value):
-        pairs = (a.index, a.value), (b.index, b.value)
-        index = torch.empty(a.index.numel() + b.index.numel(), dtype=torch.int32)
-        value = a.value.new_empty(index.numel())
-        count = kernels.merge(*((i.numpy(), v.numpy()) for i, v in (*pairs, (index, value))))
-        return Sparse(index[:count], value[:count])
+        numel = a.index.numel() + b.index.numel()
+        out = Sparse(a.index.new_empty(numel), a.value.new_empty(numel))
+        count = kernels.merge(*((each.index.numpy(), each.value.numpy()) for each in (a, b, out)))
+        return Sparse(out.index[:count], out.value[:count])
     return merge_torch(a, b)
 
 

@@ -17,7 +17,7 @@ from thinwire.engine.attach import TIMEOUT_S
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
-from thinwire.errors import DataError, SettingError, UsageError
+from thinwire.errors import DataError, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
 from thinwire.wire.wire import Meter, Wire
@@ -209,11 +209,9 @@ def ddp_hook(
         timeout_s: how long to wait for a worker before giving up.
     """
     others = any(overrides(strategy, seam) for seam in ("mix", "serve", "settle"))
-    if others or not overrides(strategy, "reduce") or strategy.overlap == "forward":
-        raise SettingError(
-            f"strategy must be one that has gradients reduced when backward ends, got {strategy!r}",
-            hint="for others, use thinwire.attach instead of DistributedDataParallel",
-        )
+    reduces = overrides(strategy, "reduce") and not others and strategy.overlap != "forward"
+    hint = "for others, use thinwire.attach instead of DistributedDataParallel"
+    check(reduces, "strategy", "one that has gradients reduced when backward ends", strategy, hint=hint)
     return HookState(strategy, process_group, timeout_s), HookState.reduce
 
 

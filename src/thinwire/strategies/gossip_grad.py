@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from thinwire.compress.payload import Payload, bits
-from thinwire.errors import SettingError, check, check_one_of
+from thinwire.errors import check, check_one_of
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick
 from thinwire.strategies.gossip.chunks import Chunks
@@ -70,7 +70,11 @@ class GossipGraD(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
         chunks = Chunks([bucket.num_parameters for bucket in buckets])
-        momenta = self._momenta(len(buckets[0].optimizer_state))
+        momenta = len(buckets[0].optimizer_state) if self.exchange == "weights+momentum" else 0
+        rule = "'weights' with an optimizer that keeps no momentum"
+        hint = "SGD and RMSprop with momentum, Adam, AdamW, NAdam, RAdam and Adamax keep some"
+        possible = momenta > 0 or self.exchange == "weights"
+        check(possible, "GossipGraD.exchange", rule, self.exchange, hint=hint)
         runtime = Runtime(Schedule(self.topology, wire.world_size, self.rotate), chunks, momenta)
         if self.share == "auto":
             pick = Pick(_PAYLOADS[-1], chunks.count(FIRST_SHARE))
@@ -84,18 +88,6 @@ class GossipGraD(Strategy):
         state = GossipState(memory, pick.payload, pick.num_chunks)
         state.runtime = runtime
         return state
-
-    def _momenta(self, kept: int) -> int:
-        """Optimizer averages that travel along, of those the optimizer keeps."""
-        if self.exchange != "weights+momentum":
-            return 0
-        if kept == 0:
-            raise SettingError(
-                "GossipGraD.exchange must be 'weights' with an optimizer that keeps no momentum, got "
-                "'weights+momentum'",
-                hint="SGD and RMSprop with momentum, Adam, AdamW, NAdam, RAdam and Adamax keep some",
-            )
-        return kept
 
     def _options(self, buckets: Sequence[Bucket], num_chunks: int, momenta: int) -> Options:
         def num_bytes(bucket: Bucket, payload: Payload) -> int:

@@ -71,13 +71,9 @@ class GTopK(SparseStrategy):
     async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
         inbox = Message(reduction.new_words(reduction.format.num_words), reduction.format)
         for hop in hops(wire.rank, wire.world_size):
-            await wire.exchange(
-                send=message.words if hop.sends else None,
-                to=hop.peer if hop.sends else None,
-                recv=inbox.words if hop.receives else None,
-                source=hop.peer if hop.receives else None,
-                tag=reduction.tag + hop.number,
-            )
+            send, recv = message.words if hop.sends else None, inbox.words if hop.receives else None
+            tag = reduction.tag + hop.number
+            await wire.exchange(send=send, to=hop.peer, recv=recv, source=hop.peer, tag=tag)
             if hop.block:
                 reduction.merge_(message, inbox, share=(wire.rank % hop.block, hop.block))
             elif hop.receives:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from thinwire.errors import SettingError
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, local_norm
 from thinwire.wire.work import Work
 
@@ -58,11 +58,10 @@ class MomentumCorrection:
 
     @classmethod
     def of(cls, momentum: float, buckets: Sequence[Bucket], owner: str) -> MomentumCorrection:
-        if any(bucket.optimizer_state for bucket in buckets):
-            raise SettingError(
-                f"{owner}.momentum must be 0 with an optimizer that has momentum itself, got {momentum}",
-                hint="take it off the optimizer (SGD without momentum), or leave it to the optimizer alone",
-            )
+        alone = not any(bucket.optimizer_state for bucket in buckets)
+        hint = "take it off the optimizer (SGD without momentum), or leave it to the optimizer alone"
+        rule = "0 with an optimizer that has momentum itself"
+        check(alone, f"{owner}.momentum", rule, momentum, hint=hint)
         return cls(momentum, [bucket.zeros("velocity", on_resize="sum") for bucket in buckets])
 
     def accelerate_(self, bucket: int, gradients: Tensor) -> None:

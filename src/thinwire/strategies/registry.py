@@ -33,7 +33,6 @@ _KNOWN: Mapping[str, str] = {
     "gtopk": "thinwire.strategies.gtopk:GTopK",
     "oktopk": "thinwire.strategies.oktopk:OkTopK",
 }
-GRAMMAR = "NAME or NAME:KEY=VALUE:KEY=VALUE"
 EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 
 
@@ -73,7 +72,7 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     settings: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
-        check(bool(separator), "strategy", GRAMMAR, text, hint=EXAMPLES)
+        check(bool(separator), "strategy", "NAME or NAME:KEY=VALUE:KEY=VALUE", text, hint=EXAMPLES)
         check(key not in settings, f"setting {key!r}", "given once", text)
         settings[key] = value
     return name, settings

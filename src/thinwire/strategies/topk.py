@@ -29,7 +29,7 @@ class TopK(SparseStrategy):
             return
         state.weights[reduction.index] = 1.0 + everyones.passed
         # One after another, not all at once: on a GPU too, all workers get the same bits.
-        sums = (each.entries() for each in everyones.messages())
+        sums = (Message(row, reduction.format).entries() for row in everyones.rows)
         reduction.finish_(sums, everyones.tails.sum(0), wire.world_size)
 
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:

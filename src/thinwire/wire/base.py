@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
+from thinwire.errors import PeerError, PeerLate
 from thinwire.traffic import Op
 from thinwire.wire.work import Work
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.errors import PeerError, PeerLate
-
-    Buffer: TypeAlias = Tensor | None
-    """What one half of an exchange sends or receives; None: that half is absent."""
-    Peer: TypeAlias = int | None
+Buffer: TypeAlias = "Tensor | None"
+"""What one half of an exchange sends or receives; None: that half is absent."""
+Peer: TypeAlias = int | None
 
 
 class Lane(Protocol):

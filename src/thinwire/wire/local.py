@@ -14,16 +14,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
+from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.work import Work, finished
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from thinwire.wire.base import Buffer, Peer
 
 Call = Callable[[], None]
 
@@ -138,17 +136,11 @@ class LocalWorld:
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
-        self._channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
+        self.channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
         self._everyone = tuple(range(world_size))
 
     def lane(self, rank: int) -> LocalLane:
-        return self.join("", self._everyone, rank)
-
-    def join(self, name: str, ranks: tuple[int, ...], rank: int) -> LocalLane:
-        """The end of a lane of these ranks, for one of them."""
-        with self.lock:
-            channel = self._channels.setdefault((name, ranks), _Channel())
-        return LocalLane(self, channel, name, ranks, rank)
+        return LocalLane(self, "", self._everyone, rank)
 
     def lose(self, error: BaseException) -> None:
         """A worker is gone: everything under way, and everything after, fails with `error`."""
@@ -169,13 +161,12 @@ class LocalWorld:
 class LocalLane:
     """One worker's end of a lane in a LocalWorld."""
 
-    def __init__(
-        self, world: LocalWorld, channel: _Channel, name: str, ranks: tuple[int, ...], rank: int
-    ) -> None:
+    def __init__(self, world: LocalWorld, name: str, ranks: tuple[int, ...], rank: int) -> None:
         self.world_size = len(ranks)
         self.rank = rank if self.world_size == world.world_size else ranks.index(rank)
         self._world = world
-        self._channel = channel
+        with world.lock:
+            self._channel = world.channels.setdefault((name, ranks), _Channel())
         self._name = name
         self._ranks = ranks
         self._check_alike(self.world_size == world.world_size, "collectives of some workers")
@@ -186,7 +177,7 @@ class LocalLane:
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> LocalLane:
         members = self._ranks if ranks is None else tuple(self._ranks[r] for r in ranks)
-        return self._world.join(f"{self._name}/{name}", members, self._ranks[self.rank])
+        return LocalLane(self._world, f"{self._name}/{name}", members, self._ranks[self.rank])
 
     def now(self) -> float:
         return self._world.medium.now()

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,11 @@ from torch.distributed import distributed_c10d as c10d
 from thinwire.errors import PeerError, PeerLate, UsageError
 from thinwire.traffic import Op
 from thinwire.wire.backend import Backends, has_nccl, pool, start_world
+from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters, blocked
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, finished
-
-if TYPE_CHECKING:
-    from thinwire.wire.base import Buffer, Peer
 
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""

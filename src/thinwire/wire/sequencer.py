@@ -93,13 +93,10 @@ class Sequencer:
                 ticket.held.setdefault(phase, []).append(held)
                 return held.work
             work = start(self._lane(phase))
-            self._pass(ticket, phase)
+            if phase[1] < LAST_LANE:
+                ticket.passed.add(phase)
             self._advance(phase)
             return work
-
-    def _pass(self, ticket: Ticket, phase: Phase) -> None:
-        if phase[1] < LAST_LANE:
-            ticket.passed.add(phase)
 
     def _advance(self, phase: Phase) -> None:
         """Start every held collective whose turn has come."""
@@ -110,7 +107,8 @@ class Sequencer:
                     if held.ready is not None:
                         held.ready()
                     held.work.follow(held.start(self._lane(phase)))
-                    self._pass(ticket, phase)
+                    if phase[1] < LAST_LANE:
+                        ticket.passed.add(phase)
                 if not ticket.ended and phase not in ticket.passed:
                     return
                 self._forget(ticket)

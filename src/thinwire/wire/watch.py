@@ -15,14 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerError, PeerLate, PeerLost
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 BEAT_S = 0.5
 SILENCE_S = 10.0
@@ -116,14 +114,11 @@ class Watch:
             return PeerLate(cause)
         behind = min(beats, key=lambda r: (beats[r].status.endswith("waiting"), _step_of(beats[r].status)))
         beat = beats[behind]
-        return PeerLate(
-            f"{cause}; worker {behind} on {beat.host} (pid {beat.pid}) is alive, at {beat.status}; "
-            f"this worker is at {self._status}",
-            rank=behind,
-            host=beat.host,
-            hint="look at what that worker is doing, loop inside link.join() if it has fewer batches, "
-            "or raise timeout_s in attach",
-        )
+        alive = f"worker {behind} on {beat.host} (pid {beat.pid}) is alive, at {beat.status}"
+        message = f"{cause}; {alive}; this worker is at {self._status}"
+        join = "loop inside link.join() if it has fewer batches"
+        hint = f"look at what that worker is doing, {join}, or raise timeout_s in attach"
+        return PeerLate(message, rank=behind, host=beat.host, hint=hint)
 
     def stop(self) -> None:
         """Say good-bye: from now on nobody misses this worker."""

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Sequence
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from thinwire.errors import UsageError
 from thinwire.traffic import Op, Round, Traffic
-from thinwire.wire.base import Lane
+from thinwire.wire.base import Buffer, Lane, Peer
 from thinwire.wire.messages import Message, Messenger
 from thinwire.wire.sequencer import Ranks, Sequencer, Ticket, group_of
 from thinwire.wire.work import Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from thinwire.wire.base import Buffer, Peer
 
 
 class Meter:

@@ -10,7 +10,7 @@ from typing import get_args
 from thinwire.compress.select import prepare, refuse, select_, select_largest_
 from thinwire.compress.sparse import NOT_FINITE, Values, new_words
 from thinwire.compress.threshold import new_threshold
-from thinwire.errors import SettingError, check, check_one_of
+from thinwire.errors import check, check_one_of
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.parts import FIRST_DENSITY, LocalClip, MomentumCorrection
 from thinwire.strategies.sparse.cost_probe import PROBES, CostProbe
@@ -123,11 +123,9 @@ class SparseStrategy(Strategy):
             return []
         rates = [bucket.rate for bucket in buckets]
         known = [rate for rate in rates if rate is not None]
-        if len(known) < len(rates):
-            raise SettingError(
-                f"{type(self).__name__}.keep_rate must be False where the optimizer is not known, got True",
-                hint="join it by tw.attach(model, optimizer, ...), which knows the learning rate",
-            )
+        rule = "False where the optimizer is not known"
+        hint = "join it by tw.attach(model, optimizer, ...), which knows the learning rate"
+        check(len(known) == len(rates), f"{type(self).__name__}.keep_rate", rule, True, hint=hint)
         return known
 
     async def reduce(self, bucket: Bucket, state: SparseState, wire: Wire) -> None:
@@ -163,7 +161,8 @@ class SparseStrategy(Strategy):
         runtime.kept = state.last_kept()
         state.threshold.begin()
         runtime.formats = runtime.plan.formats(step, state.weights, state.kept_capacities)
-        state.kept_capacities = runtime.plan.kept_capacities(runtime.formats)
+        kept = (each.layout.capacity if each and self.completes else 0 for each in runtime.formats)
+        state.kept_capacities = list(kept)
         state.kept_counts = [0] * len(state.kept_capacities)
         runtime.probe.next_step(step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
         runtime.sent = runtime.passed = 0

@@ -57,8 +57,7 @@ class MessagePlan:
         return density_at(step, self._strategy.density, self._strategy.warmup_steps)
 
     def formats(self, step: int, weights: Sequence[float], held: Sequence[int]) -> list[MessageFormat | None]:
-        """The formats of a step, counted from 0; `held`: for how many indices of each bucket messages also
-        carry leftover residuals."""
+        """The formats of a step, counted from 0; `held`: leftover residuals that messages also carry."""
         since = step - self._strategy.warmup_steps
         if since in PROBES or since + 1 in PROBES:  # so that what the other buckets then send is known
             weights = self.even
@@ -102,7 +101,3 @@ class MessagePlan:
         density, warms_up = self._strategy.density, self._strategy.warmup_steps > 0
         sparse = max(density, FIRST_DENSITY / FALL) if warms_up else density
         return total_capacity(self.numels, sparse, self._quantum)
-
-    def kept_capacities(self, formats: Sequence[MessageFormat | None]) -> list[int]:
-        """How many indices of each bucket are to be remembered of a step with these messages."""
-        return [each.layout.capacity if each and self._strategy.completes else 0 for each in formats]

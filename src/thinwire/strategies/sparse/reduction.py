@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import reduce
 
@@ -164,9 +164,6 @@ class MessageRows:
         """How many numbers were above the threshold, over all workers whose entries are in here."""
         return int(self.rows[:, PASSED].sum())
 
-    def messages(self) -> list[Message]:
-        return [Message(row, self.format) for row in self.rows]
-
     @property
     def tails(self) -> Tensor:
         """The parts that travel as they are, in rows."""
@@ -180,18 +177,6 @@ class MessageRows:
         self.tails.copy_(padded.view(self.tails.shape))
 
 
-def _stages(world_size: int) -> Iterator[tuple[int, int]]:
-    """Distance to the peers of each exchange, and how many messages travel in it.
-
-    >>> list(_stages(8)), list(_stages(5))
-    ([(1, 1), (2, 2), (4, 4)], [(1, 1), (2, 2), (4, 1)])
-    """
-    distance = 1
-    while distance < world_size:
-        yield distance, min(distance, world_size - distance)
-        distance *= 2
-
-
 async def gather(own: Tensor, wire: Wire, *, tag: int) -> Tensor:
     """The messages of all workers, one after another in order of rank.
 
@@ -200,7 +185,9 @@ async def gather(own: Tensor, wire: Wire, *, tag: int) -> Tensor:
     rank, world_size = wire.rank, wire.world_size
     rows = own.new_empty((world_size, own.numel()))  # of this worker, of the next one, and so on
     rows[0] = own
-    for number, (distance, count) in enumerate(_stages(world_size)):
+    for number in range((world_size - 1).bit_length()):
+        distance = 1 << number  # to the peers
+        count = min(distance, world_size - distance)
         await wire.exchange(
             send=rows[:count].view(-1),
             to=(rank - distance) % world_size,
