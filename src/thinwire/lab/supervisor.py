@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from thinwire.errors import ThinwireError
-from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.description import Fault, parse_fault
 from thinwire.lab.load import CpuLoad
 from thinwire.lab.namespaces import replace_hosts_file
 from thinwire.lab.network import ShapedNetwork

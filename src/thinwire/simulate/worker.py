@@ -15,11 +15,9 @@ from torch.optim import Optimizer
 
 from thinwire.engine.attach import cut
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
-from thinwire.engine.core import Core, Order
+from thinwire.engine.core import Core, Order, Stats
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.engine.stats import Stats
 from thinwire.simulate.clock import Clock
 from thinwire.simulate.pace import Compute, Pace, Timetable
 from thinwire.strategies.base import Strategy, overrides
@@ -99,17 +97,9 @@ class VirtualWorker:
         """Steps after which to pause."""
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
         self._clock, self._compute = stage.clock, stage.model.compute
-        self._driver = Driver(stage.clock.soon, stage.clock.soon)
-        self.core = Core(
-            learner.model,
-            learner.optimizer,
-            strategy,
-            lane,
-            self,
-            self._driver,
-            buffers="rank0",
-            context=TrainingContext(step=steps + 1),
-        )
+        self.driver = Driver(stage.clock.soon, stage.clock.soon)
+        self.context = TrainingContext(step=steps + 1)
+        self.core = Core(learner.model, learner.optimizer, strategy, lane, self, buffers="rank0")
         cut(self.core, {}, stage.model.bucket_bytes)
         self._timetable = _timetable(learner.model, self.core.buckets, stage.model.shares)
         self._reducer = self.core.reducer
@@ -128,17 +118,9 @@ class VirtualWorker:
     def stats(self) -> Stats:
         return self.core.stats
 
-    def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
-        """A lane, and what starts coroutines on it, for something else that is sent beside training."""
-        lane = self.core.engine.lane.lane(name)
-        endpoint = Endpoint(lane, self.core.engine_meter)
-        return lane, lambda make: endpoint.start(self._driver, "reduce", make, name)
-
-    # -- the training loop --------------------------------------------------------------------------
-
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
-        return self._driver.start(self._train(), f"worker {self.rank}")
+        return self.driver.start(self._train(), f"worker {self.rank}")
 
     async def _train(self) -> None:
         while self.steps < self.stop_at and await self._forward():

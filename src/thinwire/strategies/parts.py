@@ -1,4 +1,4 @@
-"""Parts that strategies are composed of: local clipping, momentum correction, density.
+"""Parts that strategies are composed of: local clipping, momentum correction, density, finite numbers.
 
 All messages of a step together always have the same capacity, so traffic is known beforehand. How the
 capacity is divided among buckets follows where large numbers were found, so the density is that of the whole
@@ -11,9 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
-from thinwire.errors import check
+from thinwire.errors import NumericError, check
 from thinwire.strategies.base import Bucket, local_norm
 from thinwire.wire.work import Work
 
@@ -121,3 +122,19 @@ def divide_capacity(
             units[bucket] += more
         left -= sum(given.values())
     return [unit * quantum for unit in units]
+
+
+def check_finite(data: Tensor, bucket: Bucket) -> Tensor:
+    """Gives `data`, a bucket's parameters, or raises what names the first that is not finite.
+
+    One worker's NaN would be everybody's after log2(P) rounds.
+    """
+    if data.is_meta or math.isfinite(data.sum(dtype=torch.float64)):
+        return data
+    wrong = data.isfinite().logical_not_().nonzero()
+    if wrong.numel():  # and not just a sum that is too large
+        raise NumericError(
+            f"{bucket.name_at(int(wrong[0]))} is not finite, and is not sent",
+            hint="look at this worker's data, lower the learning rate or clip gradients",
+        )
+    return data
