@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.wire.operations import check_all, check_lanes, every_operation, some_groups
+from tests.wire.operations import check_all, check_lanes, every_operation, some_groups, total
 from tests.worlds import run_processes
 from thinwire.engine.driver import Driver, ProgressThread
 from thinwire.engine.endpoint import Endpoint, Make
@@ -25,14 +25,14 @@ def use_everything() -> None:
         check_all(lane, dtype)
     check_lanes(lane)
     use_wires(lane)
-    lane.all_reduce_(torch.zeros(1)).wait()
+    total(lane, torch.zeros(1)).wait()
     lane.close()
     for _ in range(3):  # backends are used again, with nothing left of their last use
         again = connect(None, timeout_s=60)
         assert again is not None
         check_all(again)
         use_wires(again)
-        again.all_reduce_(torch.zeros(1)).wait()
+        total(again, torch.zeros(1)).wait()
         again.close()
     assert set(pool._made.values()) == {1}
     assert dist.distributed_c10d._world.group_count == 1
@@ -92,7 +92,7 @@ def receive_in_any_order() -> list[int]:
         for number, tag in enumerate((2, 0, 3, 1)):
             lane.exchange(send=torch.ones(1), to=0, tag=tag).wait()
             lane.exchange(recv=torch.empty(1), source=0, tag=10 + number).wait()
-    lane.all_reduce_(torch.zeros(1)).wait()
+    total(lane, torch.zeros(1)).wait()
     lane.close()
     return order
 

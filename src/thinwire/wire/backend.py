@@ -25,6 +25,9 @@ from thinwire.wire.waiters import blocked
 class Backends:
     """What one lane talks through: Gloo for the CPU, and NCCL for GPUs where the world has it."""
 
+    key: tuple[object, ...]
+    number: int
+    """Of those with this key."""
     cpu: Any
     cuda: Any = None
 
@@ -35,7 +38,7 @@ class Pool:
 
     _world: ProcessGroup | None = None
     _generation: int = 0
-    _free: dict[tuple[object, ...], list[tuple[int, Backends]]] = field(default_factory=dict)
+    _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
     _uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     _clients: list[Store] = field(default_factory=list)
@@ -44,26 +47,23 @@ class Pool:
     watch_client: Store | None = None
     """The store's client for all heartbeats."""
 
-    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> tuple[int, Backends]:
-        """A backend for a lane; blocks until all of `ranks` take theirs. The number is for `give_back`."""
+    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Backends:
+        """A backend for a lane; blocks until all of `ranks` take theirs."""
         key = (tuple(ranks), name, timeout_s)
-        free = self._free.setdefault(key, [])
-        if free:
-            free.sort(key=lambda entry: entry[0])  # the same one on all workers
+        if free := self._free.get(key):
+            free.sort(key=lambda backends: backends.number)  # the same one on all workers
             return free.pop(0)
         number = self._made[key] = self._made.get(key, 0) + 1
         label = f"thinwire/{self._generation}/{'-'.join(map(str, ranks))}/{name}/{number}"
         # A client is locked while somebody waits in it, so each thread that connects needs its own.
         client = self._clients.pop() if self._clients else new_client()
-        backends = _connect(client, ranks, label, timeout_s)
+        backends = Backends(key, number, *_connect(client, ranks, label, timeout_s))
         self._clients.append(client)
-        return number, backends
+        return backends
 
-    def give_back(
-        self, ranks: Sequence[int], name: str, timeout_s: float, number: int, backends: Backends
-    ) -> None:
+    def give_back(self, backends: Backends) -> None:
         if self._world is dist.group.WORLD and self._world is not None:
-            self._free.setdefault((tuple(ranks), name, timeout_s), []).append((number, backends))
+            self._free.setdefault(backends.key, []).append(backends)
 
     def use(self, ranks: Sequence[int]) -> str:
         """A name for the next use of these ranks, the same on all of them."""
@@ -84,15 +84,15 @@ class Pool:
 pool = Pool()
 
 
-def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> Backends:
+def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
     timeout = datetime.timedelta(seconds=timeout_s)
     rank, size = list(ranks).index(dist.get_rank()), len(ranks)
-    backends = Backends(dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout))
-    if has_nccl():  # not tried with several GPUs: NCCL refuses to share one
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backends.cuda = dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
-    return backends
+    gloo = dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout)
+    if not has_nccl():
+        return gloo, None
+    options = dist.ProcessGroupNCCL.Options()  # not tried with several GPUs: NCCL refuses to share one
+    options._timeout = timeout
+    return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
 
 def new_client() -> Store:

@@ -15,15 +15,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerError, PeerLate, PeerLost
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
 
 BEAT_S = 0.5
 SILENCE_S = 10.0
@@ -31,17 +28,13 @@ SILENCE_S = 10.0
 _NOTICE_S = 4 * BEAT_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Beat:
-    count: int
+class _Beat(NamedTuple):
+    beats: int
     host: str
     site: str
     pid: int
     status: str
     """What it is doing: "step 17", "step 17, waiting", ...; "left" once it has detached or ended."""
-
-    def dump(self) -> str:
-        return json.dumps([self.count, self.host, self.site, self.pid, self.status])
 
 
 class Watch:
@@ -105,14 +98,11 @@ class Watch:
             if rank == self._rank or beat is None:
                 continue
             if beat.status == "left":
-                return PeerLost(
-                    f"worker {rank} on {beat.host} has ended while others still train",
-                    rank=rank,
-                    host=beat.host,
-                    hint="give all workers the same number of steps, or loop inside link.join()",
-                )
+                ended = f"worker {rank} on {beat.host} has ended while others still train"
+                hint = "give all workers the same number of steps, or loop inside link.join()"
+                return PeerLost(ended, rank=rank, host=beat.host, hint=hint)
             old = before[rank]
-            if old is not None and old.count == beat.count:
+            if old is not None and old.beats == beat.beats:
                 return self._silent(rank, beat, "its connections broke")
         return self.late(f"an operation failed: {cause}")
 
@@ -124,14 +114,11 @@ class Watch:
             return PeerLate(cause)
         behind = min(beats, key=lambda r: (beats[r].status.endswith("waiting"), _step_of(beats[r].status)))
         beat = beats[behind]
-        return PeerLate(
-            f"{cause}; worker {behind} on {beat.host} (pid {beat.pid}) is alive, at {beat.status}; "
-            f"this worker is at {self._status}",
-            rank=behind,
-            host=beat.host,
-            hint="look at what that worker is doing, loop inside link.join() if it has fewer batches, "
-            "or raise timeout_s in attach",
-        )
+        alive = f"worker {behind} on {beat.host} (pid {beat.pid}) is alive, at {beat.status}"
+        message = f"{cause}; {alive}; this worker is at {self._status}"
+        join = "loop inside link.join() if it has fewer batches"
+        hint = f"look at what that worker is doing, {join}, or raise timeout_s in attach"
+        return PeerLate(message, rank=behind, host=beat.host, hint=hint)
 
     def stop(self) -> None:
         """Say good-bye: from now on nobody misses this worker."""
@@ -157,36 +144,28 @@ class Watch:
                 store_seen = time.monotonic()
             except RuntimeError as error:
                 if time.monotonic() - store_seen > SILENCE_S / 2:
-                    self._tell_listeners(
-                        PeerLost(
-                            f"worker {self._rank} lost the store that joins the workers ({error})",
-                            hint="the process that hosts it (torchrun's, or rank 0) has ended",
-                        )
-                    )
+                    lost = f"worker {self._rank} lost the store that joins the workers ({error})"
+                    hint = "the process that hosts it (torchrun's, or rank 0) has ended"
+                    self._tell_listeners(PeerLost(lost, hint=hint))
                     return
                 continue
             now = time.monotonic()
-            if beat is None or beat.status == "left" or beat.count != last_count:
-                last_count, last_change = beat.count if beat else -1, now
+            if beat is None or beat.status == "left" or beat.beats != last_count:
+                last_count, last_change = beat.beats if beat else -1, now
             elif now - last_change > SILENCE_S:
                 self.ring(self._silent(neighbour, beat, f"no sign of life for {SILENCE_S:.0f} s"))
                 return
 
     def _beat(self) -> None:
         self._beats += 1
-        self._set(self._own(self._beats, self._status))
-
-    @staticmethod
-    def _own(count: int, status: str) -> _Beat:
         site = os.environ.get("THINWIRE_SITE", "")
-        return _Beat(count, socket.gethostname(), site, os.getpid(), status)
-
-    def _set(self, beat: _Beat) -> None:
-        self._store.set(f"{self._prefix}beat/{self._rank}", beat.dump())
+        beat = _Beat(self._beats, socket.gethostname(), site, os.getpid(), self._status)
+        self._store.set(f"{self._prefix}beat/{self._rank}", json.dumps(beat))
 
     def _say_left(self) -> None:
         try:
-            self._set(self._own(self._beats + 1, "left"))
+            self.tell("left")
+            self._beat()
         except RuntimeError:
             pass  # the store has ended before this worker, which is nobody's concern now
 
@@ -201,12 +180,9 @@ class Watch:
             return [None] * self._world_size
 
     def _silent(self, rank: int, beat: _Beat, how: str) -> PeerLost:
-        return PeerLost(
-            f"worker {rank} on {beat.host} (pid {beat.pid}) is lost at {beat.status}: {how}",
-            rank=rank,
-            host=beat.host,
-            hint="see that worker's own output; it was killed, ran out of memory, froze or was cut off",
-        )
+        lost = f"worker {rank} on {beat.host} (pid {beat.pid}) is lost at {beat.status}: {how}"
+        hint = "see that worker's own output; it was killed, ran out of memory, froze or was cut off"
+        return PeerLost(lost, rank=rank, host=beat.host, hint=hint)
 
     def _hear(self, record: str) -> None:
         kind, message, rank, host, hint = json.loads(record)

@@ -8,7 +8,7 @@ import torch
 import thinwire as tw
 from tests.contract.table import BY_THE_CLOCK
 from tests.simulate.training import COMPUTE_S, STEPS, on_the_clock, weights
-from thinwire.compress.sizes import payload_bytes
+from thinwire.compress.payload import payload_bytes
 from thinwire.hosts.description import describe
 from thinwire.simulate.network import Network
 from thinwire.simulate.pace import Compute
