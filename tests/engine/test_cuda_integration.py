@@ -65,7 +65,7 @@ def test_training_equals_one_process(overlap: Overlap, world_size: int) -> None:
 
 
 def use_wire() -> None:
-    lane = connect(None, timeout_s=60)
+    lane = connect(None, timeout_s=60, silence_s=10)
     assert lane is not None
     wire = wire_over(lane)
     everyone = [own(r, torch.float32).cuda() for r in range(wire.world_size)]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.processes
 
 
 def use_everything() -> None:
-    lane = connect(None, timeout_s=60)
+    lane = connect(None, timeout_s=60, silence_s=10)
     assert lane is not None
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         check_all(lane, dtype)
@@ -28,7 +28,7 @@ def use_everything() -> None:
     total(lane, torch.zeros(1)).wait()
     lane.close()
     for _ in range(3):  # backends are used again, with nothing left of their last use
-        again = connect(None, timeout_s=60)
+        again = connect(None, timeout_s=60, silence_s=10)
         assert again is not None
         check_all(again)
         use_wires(again)
@@ -59,7 +59,7 @@ def use_a_part() -> None:
     part = dist.new_group([0, 2])
     if dist.get_rank() == 1:
         return
-    lane = connect(part, timeout_s=60)
+    lane = connect(part, timeout_s=60, silence_s=10)
     assert lane is not None
     assert lane.world_size == 2
     check_all(lane)
@@ -77,7 +77,7 @@ def test_every_operation_over_gloo() -> None:
 
 def receive_in_any_order() -> list[int]:
     """Receives end when their message comes, not in the order they were posted."""
-    lane = connect(None, timeout_s=60)
+    lane = connect(None, timeout_s=60, silence_s=10)
     assert lane is not None
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     order: list[int] = []

@@ -24,12 +24,13 @@ from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.process_group import connect
+from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
 
 # By name: importing them only to compare would cost every user a second at the start.
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 1800.0
 MOST_BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 512 << 10
 """A bucket costs each worker about a millisecond of its processor, whatever its size."""
@@ -47,6 +48,7 @@ def attach(
     bucket_bytes: int | None = None,
     buffers: BufferPolicy = "rank0",
     timeout_s: float = TIMEOUT_S,
+    silence_s: float = SILENCE_S,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
 
@@ -67,6 +69,8 @@ def attach(
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
+        silence_s: a worker that is not heard of for this long is lost; raise it where code holds the
+            interpreter's lock for many seconds at a time.
 
     >>> import torch, thinwire as tw
     >>> model = torch.nn.Linear(2, 1)
@@ -81,11 +85,12 @@ def attach(
     positive = bucket_bytes is None or bucket_bytes > 0
     check(positive, "bucket_bytes", "a positive number of bytes", bucket_bytes)
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
+    check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
     _check_strategy(strategy)
     _check_model(model)
     _check_optimizer(optimizer, model, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        lane: Lane = connect(process_group, timeout_s) or LocalWorld(1).lane(0)
+        lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
     else:
         lane = process_group
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]

@@ -19,6 +19,7 @@ from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import DataError, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
+from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.wire import Meter, Wire
 
 SETTLING_STEPS = 2
@@ -54,7 +55,7 @@ class HookState:
     """
 
     def __init__(self, strategy: Strategy, process_group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        lane = connect(process_group, timeout_s)
+        lane = connect(process_group, timeout_s, SILENCE_S)
         if lane is None:
             raise UsageError(
                 "ddp_hook needs a process group, and there is none",

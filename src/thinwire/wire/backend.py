@@ -8,6 +8,7 @@ workers would have to make theirs in one order, and it leaks descriptors. The on
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
 import os
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _get_default_store
 
-from thinwire.wire.waiters import blocked
+from thinwire.wire.waiters import park_all
 
 
 @dataclass(slots=True)
@@ -42,6 +43,8 @@ class Pool:
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
     _uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     _clients: list[Store] = field(default_factory=list)
+    made: list[Backends] = field(default_factory=list)
+    """All of this world."""
     ends_world: bool = False
     """Whether the default process group is ours to end."""
     watch_client: Store | None = None
@@ -59,6 +62,7 @@ class Pool:
         client = self._clients.pop() if self._clients else new_client()
         backends = Backends(key, number, *_connect(client, ranks, label, timeout_s))
         self._clients.append(client)
+        self.made.append(backends)
         return backends
 
     def give_back(self, backends: Backends) -> None:
@@ -70,7 +74,7 @@ class Pool:
         if self._world is not dist.group.WORLD:
             self._world = dist.group.WORLD
             self._generation += 1
-            self._free, self._made, self._uses, self._clients = {}, {}, {}, []
+            self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
             self.watch_client = new_client()
         uses = self._uses[tuple(ranks)] = self._uses.get(tuple(ranks), 0) + 1
         return f"{self._generation}/{'-'.join(map(str, ranks))}/{uses}"
@@ -78,6 +82,7 @@ class Pool:
     def clear(self) -> None:
         self._free.clear()
         self._clients.clear()
+        self.made.clear()
         self.watch_client = None
 
 
@@ -116,11 +121,15 @@ def start_world() -> None:
 
 
 def _at_exit() -> None:
-    if blocked:
-        return  # a backend with something under way cannot be destroyed
+    if park_all():
+        # A backend with something under way can be neither aborted nor destroyed: it ends with the process.
+        for backends in pool.made:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cpu))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cuda))
+        return
     pool.clear()
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
 
 
-atexit.register(_at_exit)
+atexit.register(_at_exit)  # at import, so that it runs after what others register later

@@ -52,8 +52,11 @@ class Lane(Protocol):
     def now(self) -> float:
         """Seconds on the clock that this lane's works end by; only differences mean something."""
 
-    def set_status(self, status: str) -> None:
-        """What this worker is doing ("step 17"), for peers that wait for it and give up."""
+    def set_status(self, steps: int, doing: str) -> None:
+        """Steps done and what this worker is doing, for peers that wait for it."""
+
+    def missing(self, steps: int) -> PeerError | None:
+        """The error for waiting in the step after `steps` for a worker that will never come there."""
 
     def late_error(self, cause: str) -> PeerLate:
         """The error for having waited too long, naming the worker that is furthest behind."""

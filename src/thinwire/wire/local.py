@@ -182,8 +182,11 @@ class LocalLane:
     def now(self) -> float:
         return self._world.medium.now()
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, steps: int, doing: str) -> None:
         """Nobody here asks who is alive."""
+
+    def missing(self, steps: int) -> None:
+        return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,18 +22,19 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
-from thinwire.errors import PeerError, PeerLate, UsageError
+from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
 from thinwire.wire.backend import Backends, has_nccl, pool, start_world
 from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.ranges import range_of
-from thinwire.wire.waiters import Wait, Waiters, blocked
+from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, finished
 
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
 _SUM = c10d.AllreduceOptions()
+T = TypeVar("T")
 
 
 class ProcessGroupLane:
@@ -168,8 +169,11 @@ class ProcessGroupLane:
     def now(self) -> float:
         return time.perf_counter()
 
-    def set_status(self, status: str) -> None:
-        self._watch.tell(status)
+    def set_status(self, steps: int, doing: str) -> None:
+        self._watch.tell(steps, doing)
+
+    def missing(self, steps: int) -> PeerError | None:
+        return self._watch.missing(steps)
 
     def late_error(self, cause: str) -> PeerLate:
         return self._watch.late(cause)
@@ -188,8 +192,6 @@ class ProcessGroupLane:
             self._any_order.stop()
             if self._backends is not None:
                 pool.give_back(self._backends)
-        else:
-            blocked.extend([self._in_order, self._any_order])
 
     # -- how things are started and waited for ---------------------------------------------------
 
@@ -283,7 +285,9 @@ def _pinned_like(data: Tensor) -> Tensor:
     return torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
 
 
-def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupLane | None:
+def connect(
+    process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float
+) -> ProcessGroupLane | None:
     """The lane over `process_group` (None: the default group, which is started under torchrun if
     nobody has yet); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
@@ -293,12 +297,41 @@ def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> Proces
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     ranks = dist.get_process_group_ranks(base)
-    name = pool.use(ranks)
-    assert pool.watch_client is not None
-    watch = Watch(pool.watch_client, name, ranks)
-    lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
-    try:
-        lane.connect()
-    except RuntimeError as error:
-        raise watch.explain(error) from error
-    return lane
+
+    def meet() -> ProcessGroupLane:
+        name = pool.use(ranks)
+        assert pool.watch_client is not None
+        watch = Watch(pool.watch_client, name, ranks, timeout_s, silence_s)
+        lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
+        try:
+            lane.connect()
+        except RuntimeError as error:
+            raise watch.explain(error) from error
+        return lane
+
+    return _within(timeout_s + 10, meet)
+
+
+def _within(timeout_s: float, call: Callable[[], T]) -> T:
+    """The result of a call that may never return: a client of the store waits for ever for a host that is cut
+    off."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  # raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="thinwire-connect", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise PeerLost(
+            f"the store that joins the workers has not answered for {timeout_s:g} s",
+            hint="is the host of MASTER_ADDR up, and can it be reached from here?",
+        )
+    return results[0]
