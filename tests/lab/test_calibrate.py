@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.errors import SettingError
 from thinwire.hosts.description import describe
-from thinwire.lab.calibrate import Reading, calibrate, expected_all_reduce_s, expected_exchange_s
+from thinwire.lab.calibrate import Reading, calibrate, expected_s
 from thinwire.lab.network import segment_bytes
 
 MB10 = 10_000_000
@@ -24,16 +24,16 @@ MB10 = 10_000_000
 )
 def test_hosts_on_one_site(hosts: int, rate: str, exchange_s: float, all_reduce_s: float) -> None:
     lab = describe(hosts=hosts, rate=rate)
-    assert expected_exchange_s(lab, MB10) == pytest.approx(exchange_s)
-    assert expected_all_reduce_s(lab, MB10) == pytest.approx(all_reduce_s)
+    exchanges = {"exchange, TCP": exchange_s, "exchange, Gloo": exchange_s}
+    assert expected_s(lab, MB10) == pytest.approx({**exchanges, "all-reduce, Gloo": all_reduce_s})
 
 
 def test_the_uplink_counts_where_it_is_crossed() -> None:
     lab = describe(hosts=4, rate="1gbit", sites="2+2", uplink="100mbit")
-    assert expected_exchange_s(lab, MB10) == pytest.approx(0.08)
-    assert expected_all_reduce_s(lab, MB10) == pytest.approx(1.2)
+    assert expected_s(lab, MB10)["exchange, TCP"] == pytest.approx(0.08)
+    assert expected_s(lab, MB10)["all-reduce, Gloo"] == pytest.approx(1.2)
     crossing = describe(hosts=4, rate="1gbit", sites="1+3", uplink="100mbit")
-    assert expected_exchange_s(crossing, MB10) == pytest.approx(0.8)
+    assert expected_s(crossing, MB10)["exchange, TCP"] == pytest.approx(0.8)
 
 
 def test_close_means_within_the_tolerance() -> None:

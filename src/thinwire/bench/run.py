@@ -20,8 +20,7 @@ from thinwire.bench.systems import HOW_TO_GET_RIVALS, choose, family_of, find, l
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, StepTimed, read_events
 from thinwire.hosts.description import Description, Host
-from thinwire.lab.namespaces import enter_command
-from thinwire.lab.run import Job
+from thinwire.lab.run import Job, enter_command
 from thinwire.lab.run import run as run_lab
 from thinwire.recipes import registry
 from thinwire.recipes.follow import RunState, explain, follow

@@ -13,8 +13,6 @@ from thinwire.traffic import Round
 
 TOLERANCE = 0.12
 """Headers cost 5 %; the rest is for start-up and timers."""
-MIN_MB = 1.0
-REPEATS = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,15 +48,13 @@ class Calibration:
         return all(reading.close for reading in self.readings)
 
 
-def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int = REPEATS) -> Calibration:
+def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int = 3) -> Calibration:
     """Measure an exchange by pairs (over plain TCP, then over Gloo) and an all-reduce in a new lab."""
     check(len(description.hosts) >= 2, "hosts", "2 or more", len(description.hosts))
-    check(MIN_MB <= megabytes <= 1000, "megabytes", f"between {MIN_MB:g} and 1000", megabytes)
+    check(1 <= megabytes <= 1000, "megabytes", "between 1 and 1000", megabytes)
     check(repeats >= 1, "repeats", "at least 1", repeats)
     num_bytes = round(megabytes * 1e6 / 4) * 4
-    exchanges = ("exchange, TCP", "exchange, Gloo")
-    expected = dict.fromkeys(exchanges, expected_exchange_s(description, num_bytes))
-    expected["all-reduce, Gloo"] = expected_all_reduce_s(description, num_bytes)
+    expected = expected_s(description, num_bytes)
     command = ("-m", "thinwire.lab.probe", str(num_bytes), str(repeats))
     time_limit_s = 120 + 10 * repeats * sum(expected.values())
     result = run(Job(description=description, command=command, time_limit_s=time_limit_s))
@@ -76,18 +72,19 @@ def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int
     )
 
 
-def expected_exchange_s(description: Description, num_bytes: int) -> float:
-    """Return the seconds of the slowest pair when hosts 0 and 1, 2 and 3, ... exchange `num_bytes` at once.
+def expected_s(description: Description, num_bytes: int) -> dict[str, float]:
+    """Return the seconds of each operation by arithmetic.
+
+    Hosts 0 and 1, 2 and 3, ... exchange `num_bytes` at once, and the slowest pair counts; the all-reduce is a
+    ring in the order of hosts, with 2 (P-1)/P of `num_bytes` on every path.
 
     >>> from thinwire.hosts.description import describe
-    >>> expected_exchange_s(describe(hosts=2, rate="1gbit"), 10_000_000)
-    0.08
+    >>> expected_s(describe(hosts=4, rate="1gbit"), 10_000_000)
+    {'exchange, TCP': 0.08, 'exchange, Gloo': 0.08, 'all-reduce, Gloo': 0.12}
     """
-    network, paired = Network(description), len(description.hosts) // 2 * 2
-    return max(network.transfer(host, host ^ 1, num_bytes, 0.0)[1] for host in range(paired))
-
-
-def expected_all_reduce_s(description: Description, num_bytes: int) -> float:
-    """Return the seconds of a ring in the order of hosts, with 2 (P-1)/P of `num_bytes` on every path."""
-    hosts = range(len(description.hosts))
-    return Network(description).collective(Round(op="all_reduce", send_bytes=num_bytes), hosts, 0.0)
+    network, hosts = Network(description), range(len(description.hosts))
+    all_reduce_s = network.collective(Round(op="all_reduce", send_bytes=num_bytes), hosts, 0.0)
+    network.rest()
+    paired = hosts[: len(hosts) // 2 * 2]
+    exchange_s = max(network.transfer(host, host ^ 1, num_bytes, 0.0)[1] for host in paired)
+    return {"exchange, TCP": exchange_s, "exchange, Gloo": exchange_s, "all-reduce, Gloo": all_reduce_s}

@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
+import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,8 @@ STATUS_VARIABLE = "THINWIRE_LAB_STATUS"
 """Environment variable with the path of the shared memory; the lab sets it for every worker."""
 
 TIMEOUT_S = 30.0
+MAX_STOP_S = 10.0
+"""Longest time that a worker waits for a fault scheduled at its step."""
 
 
 class Control:
@@ -114,3 +119,41 @@ class HostStatus(ctypes.Structure):
     def map(cls, file: int) -> HostStatus:
         """Map an open file."""
         return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
+
+
+class StepCounter:
+    """Optimizer hook that counts steps, waits at scheduled faults, and slows down a slow host.
+
+    It counts the steps of the first optimizer only, not of an outer optimizer beside it.
+    """
+
+    def __init__(
+        self,
+        status: HostStatus,
+        stops: set[int],
+        *,
+        used_s: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._status, self._stops = status, stops
+        self._used_s, self._sleep = used_s, sleep
+        self._counted: weakref.ref[Any] | None = None
+        self._before_s = used_s()
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        counted = self._counted and self._counted()
+        if counted is None:
+            self._counted = weakref.ref(optimizer)
+        elif counted is not optimizer:
+            return
+        # Only this thread's processor time is stretched: waiting for peers is not computing, and an
+        # emulated accelerator, which sleeps, slows itself down.
+        if self._status.speed < 1:
+            self._sleep((self._used_s() - self._before_s) * (1 / self._status.speed - 1))
+        self._status.steps = steps = self._status.steps + 1
+        if steps in self._stops:
+            waited_s = 0.0
+            while self._status.released < steps and waited_s < MAX_STOP_S:
+                self._sleep(0.001)
+                waited_s += 0.001
+        self._before_s = self._used_s()
