@@ -39,9 +39,8 @@ from thinwire.hosts.quantities import format_rate, parse_rate
 from thinwire.lab.emulate import EmulatedModel
 from thinwire.lab.nets import parse_net
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
+from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.sizes import step_times
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 
 NET = "params=2e6,layers=16,forward=0.1,backward=0.2"
@@ -132,8 +131,12 @@ def virtual_s(strategy: Strategy, world_size: int, constants: Constants) -> floa
     hosts = tuple(Host(index=i, rate_bit_per_s=constants.bytes_per_s * 8) for i in range(world_size))
     network = Network(Description(hosts=hosts), latency_s=constants.latency_s)
     forward_s = constants.plain_step_s * net.forward_s / (net.forward_s + net.backward_s)
-    compute = Compute(forward_s=forward_s, backward_s=constants.plain_step_s - forward_s)
-    model = ComputeModel(compute=compute, shares=net.shares(), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel(
+        forward_s=forward_s,
+        backward_s=constants.plain_step_s - forward_s,
+        shares=net.shares(),
+        bucket_bytes=BUCKET_BYTES,
+    )
     shapes = [shape for layer in net.layers for shape in layer.shapes]
     return step_times(shapes, network, strategy, model, steps=5).step_s
 

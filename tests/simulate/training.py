@@ -19,9 +19,8 @@ from thinwire.recipes.partition import own_part, shuffle_ring
 from thinwire.recipes.samples import TensorSamples
 from thinwire.recipes.setup import RunSetup, worker_seed
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
+from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 
@@ -157,7 +156,7 @@ def on_the_clock(
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)
-    model = ComputeModel(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel.of(COMPUTE_S, bucket_bytes=BUCKET_BYTES)
     session = Session(network, strategy, learners, model)
     session.num_steps = STEPS
     for epoch in range(learners.setup.config.epochs):

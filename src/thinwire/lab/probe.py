@@ -19,7 +19,6 @@ from thinwire.errors import UsageError
 from thinwire.lab.control import Control
 
 PORT = 29600
-CONNECT_S = 30.0
 
 
 def main() -> None:
@@ -81,7 +80,7 @@ def _connect(rank: int, peer: int | None) -> Iterator[socket.socket | None]:
         if peer is None:
             yield None
             return
-        server.settimeout(CONNECT_S)
+        server.settimeout(30.0)
         connected = server.accept()[0] if rank < peer else socket.create_connection((f"host{peer}", PORT))
         with connected:  # without a time-out: only the job's time limit knows how long transfers may take
             yield connected

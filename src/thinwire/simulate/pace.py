@@ -16,22 +16,29 @@ FORWARD_SHARE = 1 / 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compute:
-    """Seconds that a worker at full speed computes in every step."""
+class ComputeModel:
+    """How all workers of a simulation compute, in seconds per step at full speed, and send."""
 
     forward_s: float
     backward_s: float
     """The optimizer's step included."""
+    shares: tuple[float, ...] | None = None
+    """Each trainable parameter's part of the computing time; None: its part of all parameters."""
+    bucket_bytes: int | None = None
+    """None: the default of `attach`."""
+    alike: bool = False
+    """Whether one worker acts for all others of its speed; only with sizes."""
 
     def __post_init__(self) -> None:
-        check(0 <= self.forward_s < math.inf, "forward", "seconds, 0 or more", self.forward_s)
-        check(0 <= self.backward_s < math.inf, "backward", "seconds, 0 or more", self.backward_s)
+        for name, seconds in (("forward", self.forward_s), ("backward", self.backward_s)):
+            check(0 <= seconds < math.inf, name, "seconds, 0 or more", seconds)
 
     @staticmethod
-    def of(seconds: float) -> Compute:
-        """A whole step, a third of it forward."""
+    def of(seconds: float, *, bucket_bytes: int | None = None) -> ComputeModel:
+        """Divide the seconds of a whole step: a third of it is forward."""
         check(0 <= seconds < math.inf, "compute", "seconds, 0 or more", seconds)
-        return Compute(forward_s=seconds * FORWARD_SHARE, backward_s=seconds * (1 - FORWARD_SHARE))
+        forward_s, backward_s = seconds * FORWARD_SHARE, seconds * (1 - FORWARD_SHARE)
+        return ComputeModel(forward_s=forward_s, backward_s=backward_s, bucket_bytes=bucket_bytes)
 
 
 class Pace:

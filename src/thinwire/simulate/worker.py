@@ -21,7 +21,7 @@ from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.stats import Stats
 from thinwire.simulate.clock import Clock
-from thinwire.simulate.pace import Compute, Pace, Timetable
+from thinwire.simulate.pace import ComputeModel, Pace, Timetable
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -63,19 +63,6 @@ class Learner:
         """A step is over."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeModel:
-    """How all workers of a simulation compute and send."""
-
-    compute: Compute
-    shares: tuple[float, ...] | None = None
-    """Each trainable parameter's part of the computing time; None: its part of all parameters."""
-    bucket_bytes: int | None = None
-    """None: the default of `attach`."""
-    alike: bool = False
-    """Whether one worker acts for all others of its speed; only with sizes."""
-
-
 @dataclass(slots=True)
 class Stage:
     """What the workers of one world share."""
@@ -98,7 +85,7 @@ class VirtualWorker:
         self.stop_at = math.inf
         """Steps after which to pause."""
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
-        self._clock, self._compute = stage.clock, stage.model.compute
+        self._clock, self._model = stage.clock, stage.model
         self._driver = Driver(stage.clock.soon, stage.clock.soon)
         self.core = Core(
             learner.model,
@@ -155,7 +142,7 @@ class VirtualWorker:
         if not self._learner.draw():
             return False
         self._slowdown = self._pace.draw()
-        forward_s, over = self._compute.forward_s * self._slowdown, 0.0
+        forward_s, over = self._model.forward_s * self._slowdown, 0.0
         if isinstance(self._reducer, ForwardReducer):
             for bucket, share in self._timetable.needs:
                 await self._clock.sleep((share - over) * forward_s)
@@ -168,7 +155,7 @@ class VirtualWorker:
     async def _backward(self) -> None:
         await self._clock.moment()  # so that others who come now learn together with this one
         self._learner.learn()
-        backward_s = self._compute.backward_s * self._slowdown
+        backward_s = self._model.backward_s * self._slowdown
         if not overrides(self._strategy, "reduce"):
             await self._clock.sleep(backward_s)
             return
