@@ -63,8 +63,8 @@ def test_requests_are_answered_and_refusals_told() -> None:
 
     def answer(request: dict[str, object]) -> object:
         asked.append(request)
-        if request["do"] == "uplink":
-            raise SettingError("uplink must be given")
+        if request["do"] == "fault":
+            raise SettingError("fault must be given")
         return [Counters(1, 2, 3, 4)] if request["do"] == "counters" else None
 
     ours, theirs = Pipe()
@@ -76,8 +76,8 @@ def test_requests_are_answered_and_refusals_told() -> None:
     control.set_rate(1e8, host=2)
     assert asked == [{"do": "rate", "bit_per_s": 1e8, "host": 2}]
     assert control.counters() == [Counters(1, 2, 3, 4)]
-    with pytest.raises(UsageError, match="refused uplink: uplink must be given"):
-        control.set_uplink(1e6)
+    with pytest.raises(UsageError, match="refused fault: fault must be given"):
+        control.fault("")
     control.close()
     server.join(10)
     assert not server.is_alive()

@@ -45,10 +45,6 @@ class Control:
         """Shape the path of one host, or of all."""
         self._request(do="rate", bit_per_s=float(bit_per_s), host=host)
 
-    def set_uplink(self, bit_per_s: float) -> None:
-        """Shape the uplinks of all sites."""
-        self._request(do="uplink", bit_per_s=float(bit_per_s))
-
     def fault(self, text: str) -> None:
         """Cause a fault now: `cut:host=3`, without a step or a time."""
         self._request(do="fault", fault=text)
@@ -102,7 +98,7 @@ class HostStatus(ctypes.Structure):
     def create(cls, file: int, *, speed: float = 1.0) -> HostStatus:
         """Map an open file and reset it, also when an earlier worker of the host has used it."""
         os.ftruncate(file, ctypes.sizeof(cls))
-        status = cls.map(file)
+        status = cls._map(file)
         status.speed, status.steps, status.released = speed, 0, 0
         return status
 
@@ -113,11 +109,10 @@ class HostStatus(ctypes.Structure):
         if not path or not Path(path).exists():
             return None
         with open(path, "r+b") as file:
-            return cls.map(file.fileno())
+            return cls._map(file.fileno())
 
     @classmethod
-    def map(cls, file: int) -> HostStatus:
-        """Map an open file."""
+    def _map(cls, file: int) -> HostStatus:
         return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
 
 
@@ -133,10 +128,9 @@ class StepCounter:
         stops: set[int],
         *,
         used_s: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self._status, self._stops = status, stops
-        self._used_s, self._sleep = used_s, sleep
+        self._status, self._stops, self._used_s, self._sleep = status, stops, used_s, sleep
         self._counted: weakref.ref[Any] | None = None
         self._before_s = used_s()
 

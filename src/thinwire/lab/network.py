@@ -58,7 +58,6 @@ class ShapedNetwork:
         self.description = description
         self.namespaces = [_new_network() for _ in description.hosts]
         self._rates = [host.rate_bit_per_s for host in description.hosts]
-        self._uplink = description.uplink_bit_per_s
         self._segment_bytes = 0
         _use_common_congestion_control()
         _run("ip", self._bridges())
@@ -67,8 +66,10 @@ class ShapedNetwork:
                 _use_common_congestion_control()
                 address = f"addr add {host.address}/{PREFIX_BITS} dev {INTERFACE}"
                 _run("ip", ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"])
-        self._shape_uplinks()
-        self._shape_hosts(range(len(self.namespaces)))
+        if (uplink := description.uplink_bit_per_s) is not None:
+            ends = [f"{end}{site}" for site in range(description.num_sites) for end in ("up", "down")]
+            _run("tc", [_bucket(end, uplink) for end in ends])
+        self._shape(range(len(self.namespaces)))
         _replace_hosts_file(description.hosts)
 
     def set_rate(self, bit_per_s: float, *, host: int | None = None) -> None:
@@ -77,20 +78,11 @@ class ShapedNetwork:
         chosen = range(len(self.namespaces)) if host is None else [host]
         for i in chosen:
             self._rates[i] = bit_per_s
-        self._shape_hosts(chosen)
+        self._shape(chosen)
 
-    def set_uplink(self, bit_per_s: float) -> None:
-        """Shape the uplinks of all sites."""
-        check_rate(bit_per_s, field="uplink")
-        if self._uplink is None:
-            raise UsageError("this lab has one site, so it has no uplink")
-        self._uplink = bit_per_s
-        self._shape_uplinks()
-        self._shape_hosts([])  # the segment size follows the slowest path
-
-    def _shape_hosts(self, chosen: Sequence[int]) -> None:
+    def _shape(self, chosen: Sequence[int]) -> None:
         _run("tc", [_bucket(f"host{i}", self._rates[i]) for i in chosen])
-        segment = segment_bytes(min([*self._rates, self._uplink or self._rates[0]]))
+        segment = segment_bytes(min([*self._rates, self.description.uplink_bit_per_s or self._rates[0]]))
         for i, namespace in enumerate(self.namespaces):
             with _inside_network(namespace):
                 if i in chosen:
@@ -99,11 +91,6 @@ class ShapedNetwork:
                     # Connections read the new segment size only after their cached route is flushed.
                     _run("ip", [f"link set {INTERFACE} gso_max_size {segment}", "route flush cache"])
         self._segment_bytes = segment
-
-    def _shape_uplinks(self) -> None:
-        if self._uplink is not None:
-            ends = [f"{end}{site}" for site in range(self.description.num_sites) for end in ("up", "down")]
-            _run("tc", [_bucket(end, self._uplink) for end in ends])
 
     def set_path(self, *, host: int | None = None, site: int | None = None, up: bool) -> None:
         """Cut or heal the path of a host, or the uplink of a site. A cut path drops packets silently."""

@@ -34,7 +34,6 @@ KILL_AFTER_S = 5.0
 """Time between SIGTERM and SIGKILL."""
 TIME_LIMIT_CODE = 124
 """Exit code of a run that reached its time limit, as of timeout(1)."""
-INTERRUPTED_CODE = 128 + signal.SIGINT
 # torch._dynamo is imported by the first optimizer step.
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """Imported before forking: 4 s of processor time for 8 workers together instead of 30 s."""
@@ -82,8 +81,7 @@ class Supervisor:
         hosts = job.description.hosts
         self._workers = [LabWorker(job, *each) for each in zip(hosts, network.namespaces, strict=True)]
         self._schedule = FaultSchedule(job.description.faults)
-        self._load = CpuLoad()
-        self._training = False
+        self._load, self._training = CpuLoad(), False
         self._failure: int | None = None
         self._terminate_at_s = self._kill_at_s = math.inf
         self._log: list[str] = []
@@ -133,7 +131,7 @@ class Supervisor:
             self._channel.recv()
         except (EOFError, OSError):
             os._exit(1)  # the caller is gone; the kernel ends all processes of the lab with this one
-        self._stop(INTERRUPTED_CODE)
+        self._stop(128 + signal.SIGINT)
 
     def _reap(self) -> None:
         """Take note of processes that have ended; orphans are our children too, and no worker's."""
@@ -141,11 +139,11 @@ class Supervisor:
             while (waited := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(waited[1])
                 for worker in self._workers:
-                    if worker.ended(waited[0], code):
-                        self._record_exit(worker)
+                    if worker.ended(waited[0], code) and code != 0 and not worker.scheduled:
+                        self._record_failure(worker)
 
-    def _record_exit(self, worker: LabWorker) -> None:
-        if worker.exit_code == 0 or worker.scheduled or self._failure is not None:
+    def _record_failure(self, worker: LabWorker) -> None:
+        if self._failure is not None:
             return
         self._failure = worker.exit_code
         self._say(f"host {worker.host.index} failed with exit code {worker.exit_code}")
@@ -233,8 +231,6 @@ class Supervisor:
         match request["do"]:
             case "rate":
                 self._network.set_rate(request["bit_per_s"], host=self._check_host(request["host"]))
-            case "uplink":
-                self._network.set_uplink(request["bit_per_s"])
             case "fault":
                 fault = parse_fault(f"{request['fault']},after=0")
                 self._check_host(fault.host)

@@ -48,8 +48,7 @@ class Clock:
         return work
 
     def moment(self) -> Work:
-        """A work that ends when nothing else is left to happen at this moment, so that workers who do the
-        same at the same time can be served together."""
+        """A work that ends when nothing else is left to happen now: workers of one moment go on together."""
         work = Work()
         self._moment.append(work)
         return work

@@ -42,7 +42,7 @@ class ComputeModel:
 
 
 class Pace:
-    """One host's speed: as described, changed by faults, and varying from step to step by `jitter`."""
+    """One host's speed: as described, changed by faults, and with a standard deviation of `jitter`."""
 
     def __init__(self, speed: float, *, jitter: float = 0.0, seed: Sequence[int] = (0,)) -> None:
         check(0 <= jitter < math.inf, "jitter", "a share of the computing time, 0 or more", jitter)
@@ -57,13 +57,9 @@ class Pace:
         self.speed = self._full * speed
 
     def draw(self) -> float:
-        """How many times longer than at full speed the coming step takes.
-
-        Varying is log-normal, with a mean of one and a standard deviation of `jitter`.
-        """
-        vary = 1.0
-        if self._spread:
-            vary = math.exp(self._random.normal(-(self._spread**2) / 2, self._spread))
+        """How many times longer than at full speed the coming step takes: log-normal, with a mean of one."""
+        spread = self._spread
+        vary = math.exp(self._random.normal(-(spread**2) / 2, spread)) if spread else 1.0
         return vary / self.speed
 
 

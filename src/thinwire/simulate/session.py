@@ -67,7 +67,6 @@ class Session:
         self._joining: list[int] = []
         self._broken = False
         self._tasks: dict[int, Task] = {}
-        self._running = 0
         self._by_step: list[Fault] = []
         speeds = [pace.speed for pace in self._paces] if model.alike else []
         self._acting_for = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
@@ -81,7 +80,7 @@ class Session:
         past, acting = self._past[host], self._acting_for.get(host, host)
         if acting not in self._workers:
             return past
-        now = self._workers[acting].stats
+        now = self._workers[acting].core.stats
         return replace(
             now,
             rounds=past.rounds + now.rounds,
@@ -90,7 +89,7 @@ class Session:
         )
 
     def worker(self, host: int) -> VirtualWorker:
-        """The worker there."""
+        """The worker that acts there."""
         return self._workers[self._acting_for.get(host, host)]
 
     def acts_for(self, host: int) -> int:
@@ -106,22 +105,18 @@ class Session:
                 self._run()
 
     def _run(self) -> None:
-        self._running = len(self._workers)
-        self._broken = False
+        running, self._broken = set(self._workers), False
         for host, worker in self._workers.items():
             worker.stop_at = self.num_steps
             self._tasks[host] = worker.train()
-            self._tasks[host].when_done(self._ended)
-        self.clock.run(until=lambda: self._broken or self._running == 0)
+            self._tasks[host].when_done(partial(running.discard, host))
+        self.clock.run(until=lambda: self._broken or not running)
         for host, task in self._tasks.items():
             if host not in self._lost and task.error is not None and not self._broken:
                 raise task.error
-        if self._running and not self._broken:
+        if running and not self._broken:
             waiting = {f"worker {w.rank} waits {self._tasks[h].waits_for}" for h, w in self._workers.items()}
             raise UsageError("deadlock: " + "; ".join(sorted(waiting)[:5]))
-
-    def _ended(self) -> None:
-        self._running -= 1
 
     # -- faults ---------------------------------------------------------------------------------------
 
@@ -137,8 +132,6 @@ class Session:
 
     def _stepped(self, worker: VirtualWorker) -> None:
         """Let what was to happen at this step happen, once the worker waits again."""
-        if not self._by_step:
-            return
         host = self.hosts[worker.rank]
         for fault in list(self._by_step):
             concerned = fault.host == host or fault.host not in self.hosts

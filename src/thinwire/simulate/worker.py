@@ -6,7 +6,7 @@ Only waiting is different from a link: here it is the clock that passes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,12 +14,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine.attach import cut
-from thinwire.engine.buckets import ParameterBucket, TrainingContext
+from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.engine.stats import Stats
 from thinwire.simulate.clock import Clock
 from thinwire.simulate.pace import ComputeModel, Pace, Timetable
 from thinwire.strategies.base import Strategy, overrides
@@ -97,8 +96,13 @@ class VirtualWorker:
             buffers="rank0",
             context=TrainingContext(step=steps + 1),
         )
-        cut(self.core, {}, stage.model.bucket_bytes)
-        self._timetable = _timetable(learner.model, self.core.buckets, stage.model.shares)
+        cut(self.core, {}, self._model.bucket_bytes)
+        sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
+        shares = self._model.shares or tuple(sizes.values())
+        assert len(shares) == len(sizes), "one share for each trainable parameter"
+        place = {name: index for index, name in enumerate(sizes)}
+        buckets = [[place[name] for name in bucket.names] for bucket in self.core.buckets]
+        self._timetable = Timetable(shares, buckets)
         self._reducer = self.core.reducer
         if isinstance(self._reducer, ForwardReducer):
             self._reducer.foresee([bucket for bucket, _ in self._timetable.needs])
@@ -110,10 +114,6 @@ class VirtualWorker:
     @property
     def steps(self) -> int:
         return self.core.steps
-
-    @property
-    def stats(self) -> Stats:
-        return self.core.stats
 
     def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
         """A lane, and what starts coroutines on it, for something else that is sent beside training."""
@@ -206,13 +206,3 @@ class VirtualWorker:
             self._stage.orders.append(order)
         self._num_agreed += 1
         return self._stage.orders[self._num_agreed - 1]
-
-
-def _timetable(
-    model: nn.Module, buckets: Sequence[ParameterBucket], shares: Sequence[float] | None
-) -> Timetable:
-    sizes = {name: float(p.numel()) for name, p in model.named_parameters() if p.requires_grad}
-    shares = shares or list(sizes.values())
-    assert len(shares) == len(sizes), "one share for each trainable parameter"
-    place = {name: index for index, name in enumerate(sizes)}
-    return Timetable(shares, [[place[name] for name in bucket.names] for bucket in buckets])
