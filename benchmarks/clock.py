@@ -38,8 +38,8 @@ from thinwire.hosts.description import Description, Host, describe
 from thinwire.hosts.quantities import format_rate, parse_rate
 from thinwire.lab.emulate import EmulatedModel
 from thinwire.lab.nets import parse_net
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.sizes import step_times
 from thinwire.strategies.base import Strategy
 

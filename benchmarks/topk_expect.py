@@ -17,8 +17,8 @@ from benchmarks.common import lab_worker, run_in_lab
 from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES, bucket_bytes_at_scale, scale_of
 from thinwire.hosts.description import Description, Host, describe
 from thinwire.lab.nets import Net
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.sizes import step_times, traffic
 from thinwire.strategies.base import Strategy
 from thinwire.timings import BASELINE

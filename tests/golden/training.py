@@ -12,8 +12,8 @@ from torch.optim import SGD, AdamW, Optimizer
 import thinwire as tw
 from tests.worlds import run_threads
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.session import Session
 from thinwire.simulate.worker import Learner
 from thinwire.strategies.base import Strategy

@@ -12,8 +12,8 @@ import thinwire as tw
 from tests.contract.toys import ParameterServer
 from tests.simulate.toys import EveryFew, Gossip
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel, Pace, Timetable
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel, Pace, Timetable
 from thinwire.simulate.sizes import StepTimes, step_times, traffic
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic

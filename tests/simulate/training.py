@@ -18,8 +18,8 @@ from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.partition import own_part, shuffle_ring
 from thinwire.recipes.samples import TensorSamples
 from thinwire.recipes.setup import RunSetup, worker_seed
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.session import Session
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane

@@ -101,8 +101,8 @@ def play_sizes(
     jitter: float,
 ) -> list[dict[str, Any]]:
     """Step times of `net` with every strategy on all `hosts`, from sizes alone."""
+    from thinwire.simulate.clock import ComputeModel
     from thinwire.simulate.network import Network
-    from thinwire.simulate.pace import ComputeModel
     from thinwire.simulate.sizes import step_times
 
     built = {text: strategies.from_text(text) for text in texts}

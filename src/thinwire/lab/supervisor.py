@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.faults import Fault, parse_fault
-from thinwire.lab.load import CpuLoad
+from thinwire.lab.calibrate import CpuLoad
 from thinwire.lab.network import ShapedNetwork
 from thinwire.lab.run import Job, LabResult, WorkerExit
 from thinwire.lab.worker import WORKER_SIGNALS, BecomeWorker, LabWorker, start_store

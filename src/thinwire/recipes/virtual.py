@@ -24,8 +24,8 @@ from thinwire.recipes.config import RunConfig, run_started
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
 from thinwire.recipes.setup import RunSetup, advice_for, talks
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.session import Session
 from thinwire.strategies import registry as strategies
 

@@ -12,9 +12,8 @@ from thinwire.engine.driver import Task
 from thinwire.engine.stats import Stats
 from thinwire.errors import PeerLost, UsageError, check
 from thinwire.hosts.faults import Fault
-from thinwire.simulate.clock import Clock, virtual_world
+from thinwire.simulate.clock import Clock, ComputeModel, Pace, virtual_world
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel, Pace
 from thinwire.simulate.worker import Learner, Stage, VirtualWorker
 from thinwire.strategies.base import Strategy
 from thinwire.wire.local import LocalWorld

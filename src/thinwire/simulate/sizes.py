@@ -19,8 +19,8 @@ from torch.optim import SGD, Optimizer
 from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.session import Session
 from thinwire.simulate.worker import Learner
 from thinwire.strategies.base import Strategy, overrides

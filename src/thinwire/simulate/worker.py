@@ -19,8 +19,7 @@ from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.simulate.clock import Clock
-from thinwire.simulate.pace import ComputeModel, Pace, Timetable
+from thinwire.simulate.clock import Clock, ComputeModel, Pace, Timetable
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work

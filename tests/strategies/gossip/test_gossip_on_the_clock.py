@@ -10,8 +10,8 @@ from tests.contract.table import BY_THE_CLOCK
 from tests.simulate.training import COMPUTE_S, STEPS, on_the_clock, weights
 from thinwire.compress.sizes import payload_bytes
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import ComputeModel
 from thinwire.simulate.sizes import step_times
 from thinwire.strategies.base import Strategy
 
