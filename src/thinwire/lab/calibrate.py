@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from thinwire.errors import UsageError, check
 from thinwire.hosts.description import Description
@@ -68,15 +67,15 @@ def calibrate(description: Description, *, megabytes: float = 10.0, repeats: int
     result = run(Job(description=description, command=command, time_limit_s=time_limit_s))
     if result.exit_code != 0:
         raise UsageError(f"the measurement ended with exit code {result.exit_code}; see the lines above")
-    measured: dict[str, Any] = result.reports[0]
+    (measured,) = result.reports
     return Calibration(
         readings=tuple(
             Reading(operation=name, expected_s=seconds, measured_s=measured[name])
             for name, seconds in expected.items()
         ),
         counted_share=measured["counted"],
-        busy_share=measured["busy"],
-        warnings=tuple(measured["warnings"]),
+        busy_share=result.busy_share,
+        warnings=result.warnings,
     )
 
 

@@ -92,7 +92,8 @@ class Network:
             for site, num_bytes in self._crossing(what, members).items():
                 loads += [(self._up[site], num_bytes), (self._down[site], num_bytes)]
         end_s = max(direction.serve(now_s, num_bytes)[1] for direction, num_bytes in loads)
-        return end_s + hops(what, world_size) * latency_s
+        # Messages that follow one another are as many as one worker sends, in a tree the one it starts from.
+        return end_s + what.traffic(what.source, world_size).messages * latency_s
 
     def _crossing(self, what: Round, members: Sequence[int]) -> dict[int, float]:
         """Bytes that leave, and that enter, each site: of a ring in order of rank, or of all pairs."""
@@ -108,14 +109,3 @@ class Network:
             if sites[(rank + 1) % world_size] != site:
                 crossing[site] += what.traffic(rank, world_size).sent_bytes
         return crossing
-
-
-def hops(what: Round, world_size: int) -> int:
-    """Messages of a collective that follow one after another.
-
-    >>> hops(Round(op="all_reduce", send_bytes=8), 4), hops(Round(op="broadcast", send_bytes=8), 5)
-    (6, 3)
-    """
-    if what.op == "broadcast":
-        return (world_size - 1).bit_length()
-    return (world_size - 1) * (2 if what.op == "all_reduce" else 1)
