@@ -74,7 +74,7 @@ def worker(rates: list[float], steps: int) -> None:
             dist.barrier()
             found: dict[str, Any] = {"rate": rate, "constants": asdict(_probe(steps)), "step_s": {}}
             for name, strategy in STRATEGIES.items():
-                model = EmulatedModel.parse(NET, seed=dist.get_rank())
+                model = EmulatedModel(parse_net(NET), seed=dist.get_rank())
                 optimizer = SGD(model.parameters(), lr=0.01)
                 system = Ours(name, strategy, bucket_bytes=BUCKET_BYTES)
                 with system.attach(model, optimizer):
@@ -100,7 +100,7 @@ def _probe(steps: int) -> Constants:
     hops, ring = 2 * (world_size - 1), 2 * (world_size - 1) / world_size
     latency_s = statistics.median(_slowest_s(lambda: dist.all_reduce(few)) for _ in range(20)) / hops
     reduced_s = statistics.median(_slowest_s(reduce_buckets) for _ in range(7)) - hops * latency_s
-    model = EmulatedModel.parse(NET, seed=rank)
+    model = EmulatedModel(parse_net(NET), seed=rank)
     train = training(model, SGD(model.parameters(), lr=0.01))
     train(2)
     return Constants(

@@ -12,7 +12,7 @@ import thinwire as tw
 from tests.contract.toys import ParameterServer
 from tests.simulate.toys import EveryFew, Gossip
 from thinwire.hosts.description import describe
-from thinwire.simulate.clock import ComputeModel, Pace, Timetable
+from thinwire.simulate.clock import ComputeModel, Pace, timetable
 from thinwire.simulate.network import Network
 from thinwire.simulate.sizes import StepTimes, step_times, traffic
 from thinwire.strategies.base import Strategy
@@ -87,9 +87,9 @@ def test_pace_varies_around_one() -> None:
 
 
 def test_timetable() -> None:
-    table = Timetable([1, 1, 2], [[2, 1], [0]])
-    assert table.full == [0.75, 1.0]
-    assert table.needs == [(1, 0.0), (0, 0.25)]
+    full, needs = timetable([1, 1, 2], [[2, 1], [0]])
+    assert full == [0.75, 1.0]
+    assert needs == [(1, 0.0), (0, 0.25)]
 
 
 def test_whole_periods_are_timed() -> None:

@@ -21,6 +21,9 @@ FULL = 0.95
 TOLERATED = 0.2
 """Share of full windows above which measured times are doubtful."""
 
+Ticks = tuple[float, float]
+"""Busy and total processor time, as the kernel counts it."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
@@ -97,8 +100,8 @@ def expected_s(description: Description, num_bytes: int) -> dict[str, float]:
     return {"exchange, TCP": exchange_s, "exchange, Gloo": exchange_s, "all-reduce, Gloo": all_reduce_s}
 
 
-def read_cpu() -> tuple[float, float]:
-    """Return busy and total processor time since boot, in kernel ticks, over all cores."""
+def read_cpu() -> Ticks:
+    """Read the processor time since boot, over all cores."""
     ticks = [float(word) for word in Path("/proc/stat").read_text().split()[1:9]]
     idle = ticks[3] + ticks[4]
     return sum(ticks) - idle, sum(ticks)
@@ -108,10 +111,7 @@ class CpuLoad:
     """Measures the processor load in windows; call `sample` often."""
 
     def __init__(
-        self,
-        *,
-        read: Callable[[], tuple[float, float]] = read_cpu,
-        clock: Callable[[], float] = time.monotonic,
+        self, *, read: Callable[[], Ticks] = read_cpu, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._read, self._clock = read, clock
         self.restart()
@@ -146,5 +146,5 @@ class CpuLoad:
         )
 
 
-def _share(before: tuple[float, float], after: tuple[float, float]) -> float:
+def _share(before: Ticks, after: Ticks) -> float:
     return (after[0] - before[0]) / max(after[1] - before[1], 1e-9)

@@ -19,10 +19,9 @@ from typing import Any
 from thinwire.errors import ThinwireError, UsageError
 from thinwire.lab.network import Counters
 
+# Environment variables of every worker: the number of the open pipe, and the path of the shared memory.
 CONTROL_VARIABLE = "THINWIRE_LAB_CONTROL"
-"""Environment variable with the number of the open pipe; the lab sets it for every worker."""
 STATUS_VARIABLE = "THINWIRE_LAB_STATUS"
-"""Environment variable with the path of the shared memory; the lab sets it for every worker."""
 
 TIMEOUT_S = 30.0
 MAX_STOP_S = 10.0

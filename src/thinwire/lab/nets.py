@@ -55,11 +55,6 @@ class Net:
         total = sum(layer.multiply_adds for layer in self.layers)
         return tuple(layer.multiply_adds / total for layer in self.layers)
 
-    def scaled(self, factor: float) -> Net:
-        """Return the same net with `factor` times the parameters and the same seconds."""
-        layers = (replace(x, shapes=tuple(_shrink(s, factor) for s in x.shapes)) for x in self.layers)
-        return replace(self, layers=tuple(layers))
-
 
 def _shrink(shape: Shape, factor: float) -> Shape:
     # Both sides of a matrix shrink alike: low-rank methods would gain nothing on a very narrow one.
@@ -177,6 +172,8 @@ def _near_square(size: int) -> Shape:
 def parse_net(spec: str, *, scale: float = 1.0) -> Net:
     """Read `resnet50`, `resnet50,batch=64`, or `params=5e6,layers=16,forward=0.1,backward=0.2`.
 
+    It has `scale` times the parameters, and the same seconds.
+
     >>> parse_net("params=5e6,layers=16,forward=0.1,backward=0.2").num_params
     5000000
     """
@@ -192,7 +189,10 @@ def parse_net(spec: str, *, scale: float = 1.0) -> Net:
     else:
         values = _parse_values(words[1:], allowed=("batch",))
         net = known_net(words[0], batch=int(values["batch"]) if values else None)
-    return net if scale == 1 else net.scaled(scale)
+    if scale == 1:
+        return net
+    layers = (replace(x, shapes=tuple(_shrink(s, scale) for s in x.shapes)) for x in net.layers)
+    return replace(net, layers=tuple(layers))
 
 
 def _parse_values(words: list[str], *, allowed: tuple[str, ...]) -> dict[str, float]:

@@ -22,7 +22,6 @@ from thinwire.hosts.description import Description, Host
 from thinwire.hosts.quantities import check_rate
 
 INTERFACE = "eth0"
-PREFIX_BITS = 16
 QUEUE_S = 0.1
 """Depth of the queue in front of a path, in seconds, as is common in routers."""
 MAX_QUEUE_BYTES = 4_000_000
@@ -64,7 +63,7 @@ class ShapedNetwork:
         for host in description.hosts:
             with _inside_network(self.namespaces[host.index]):
                 _use_common_congestion_control()
-                address = f"addr add {host.address}/{PREFIX_BITS} dev {INTERFACE}"
+                address = f"addr add {host.address}/16 dev {INTERFACE}"
                 _run("ip", ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"])
         if (uplink := description.uplink_bit_per_s) is not None:
             ends = [f"{end}{site}" for site in range(description.num_sites) for end in ("up", "down")]

@@ -67,15 +67,12 @@ class Job:
     @property
     def python_arguments(self) -> tuple[str, ...]:
         """A script or `-m module` with its arguments, for a process with torch loaded; () for a program."""
-        arguments = self.command[1:] if _is_this_python(self.command[0]) else self.command
+        found, ours = shutil.which(self.command[0]) or "", sys.executable
+        # A link to the same file elsewhere is another virtual environment.
+        is_ours = os.path.dirname(found) == os.path.dirname(ours) and os.path.samefile(found, ours)
+        arguments = self.command[1:] if is_ours else self.command
         is_python = arguments[:1] == ("-m",) or (bool(arguments) and arguments[0].endswith(".py"))
         return arguments if is_python else ()
-
-
-def _is_this_python(program: str) -> bool:
-    # A link to the same file elsewhere is another virtual environment.
-    found, ours = shutil.which(program) or "", sys.executable
-    return os.path.dirname(found) == os.path.dirname(ours) and os.path.samefile(found, ours)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,26 +159,25 @@ def run(job: Job) -> LabResult:
     command = enter_command()
     ours, theirs = Pipe()
     result: LabResult | ThinwireError | None = None
-    with ours:
-        with theirs:
-            process = subprocess.Popen(
-                [*command, sys.executable, "-P", "-m", "thinwire.lab.supervisor", str(theirs.fileno())],
-                stdin=subprocess.DEVNULL,
-                pass_fds=(theirs.fileno(),),
-                env={**_ONE_THREAD, **tool_environment()},
-            )
-        try:
-            with suppress(OSError, EOFError):
-                ours.send(job)
-                result = ours.recv()
-        except KeyboardInterrupt:
-            with suppress(OSError):
-                ours.send("stop")  # whatever is sent: it ends the workers and reports
-            _wait(process)
-            raise
-        finally:
-            ours.close()
-            _wait(process)
+    with theirs:
+        process = subprocess.Popen(
+            [*command, sys.executable, "-P", "-m", "thinwire.lab.supervisor", str(theirs.fileno())],
+            stdin=subprocess.DEVNULL,
+            pass_fds=(theirs.fileno(),),
+            env={**_ONE_THREAD, **tool_environment()},
+        )
+    try:
+        with suppress(OSError, EOFError):
+            ours.send(job)
+            result = ours.recv()
+    except KeyboardInterrupt:
+        with suppress(OSError):
+            ours.send("stop")  # whatever is sent: it ends the workers and reports
+        _wait(process)
+        raise
+    finally:
+        ours.close()
+        _wait(process)
     if isinstance(result, ThinwireError):
         raise result
     if result is None:

@@ -53,13 +53,9 @@ class FaultSchedule:
         due = [fault for fault in self.pending if _is_due(fault, now_s, steps, alive)]
         for fault in due:
             self.pending.remove(fault)
-            self.started(fault, now_s)
+            if fault.seconds is not None:
+                self._ends.append((now_s + fault.seconds, fault))
         return ended + [(fault, False) for fault in due]
-
-    def started(self, fault: Fault, now_s: float) -> None:
-        """Schedule the end of a fault that has started now."""
-        if fault.seconds is not None:
-            self._ends.append((now_s + fault.seconds, fault))
 
 
 def _is_due(fault: Fault, now_s: float, steps: Sequence[int], alive: Sequence[bool]) -> bool:
@@ -139,11 +135,12 @@ class Supervisor:
             while (waited := os.waitpid(-1, os.WNOHANG))[0]:
                 code = os.waitstatus_to_exitcode(waited[1])
                 for worker in self._workers:
-                    if worker.ended(waited[0], code) and code != 0 and not worker.scheduled:
-                        self._record_failure(worker)
+                    if worker.pid == waited[0] and worker.alive:
+                        worker.exit_code = code if code >= 0 else 128 - code
+                        self._record_exit(worker)
 
-    def _record_failure(self, worker: LabWorker) -> None:
-        if self._failure is not None:
+    def _record_exit(self, worker: LabWorker) -> None:
+        if worker.exit_code == 0 or worker.scheduled or self._failure is not None:
             return
         self._failure = worker.exit_code
         self._say(f"host {worker.host.index} failed with exit code {worker.exit_code}")
@@ -205,7 +202,7 @@ class Supervisor:
                 status = self._workers[fault.host].status
                 status.released = max(status.released, fault.step)
 
-    def _apply_fault(self, fault: Fault, *, ends: bool = False) -> None:
+    def _apply_fault(self, fault: Fault, *, ends: bool) -> None:
         self._say(f"end of {fault}" if ends else f"{fault}")
         ends = ends or fault.kind == "heal"
         kinds = ("pause", "slow", "cut") if fault.kind == "heal" else (fault.kind,)
@@ -234,8 +231,8 @@ class Supervisor:
             case "fault":
                 fault = parse_fault(f"{request['fault']},after=0")
                 self._check_host(fault.host)
-                self._schedule.started(fault, self._now_s())
-                self._apply_fault(fault)
+                self._schedule.pending.append(fault)
+                self._apply_due_faults()
             case "counters":
                 return self._network.counters()
             case "report":

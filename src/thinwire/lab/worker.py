@@ -47,7 +47,7 @@ class LabWorker:
 
     def __init__(self, job: Job, host: Host, network: int) -> None:
         self.host = host
-        self.starts = 0
+        self.pid = self.starts = 0
         self.exit_code: int | None = None
         """The exit code as a shell reports it; None while the process runs."""
         self.scheduled = False
@@ -55,7 +55,6 @@ class LabWorker:
         self._job, self._network = job, network
         # Reused when the worker starts again: whoever has mapped the memory sees the new worker's steps.
         self._status_file = os.memfd_create(f"status{host.index}")
-        self._pid = 0
 
     @property
     def alive(self) -> bool:
@@ -65,16 +64,9 @@ class LabWorker:
         """Send a signal to the worker and the processes it started."""
         if self.alive:
             try:
-                os.killpg(self._pid, number)
+                os.killpg(self.pid, number)
             except ProcessLookupError:
-                os.kill(self._pid, number)  # it was forked just now and has no session of its own yet
-
-    def ended(self, pid: int, code: int) -> bool:
-        """Take note that a process has ended; False if it was not this worker's."""
-        if pid != self._pid or not self.alive:
-            return False
-        self.exit_code = code if code >= 0 else 128 - code
-        return True
+                os.kill(self.pid, number)  # it was forked just now and has no session of its own yet
 
     def start(self, selector: selectors.BaseSelector, answer: Answer) -> None:
         """Fork the process, for the first time or again; in the child this raises BecomeWorker."""
@@ -85,8 +77,8 @@ class LabWorker:
         pipes = [os.pipe(), os.pipe()]
         # Blocked until the child has handlers of its own: a signal in between would be lost.
         signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
-        self._pid = os.fork()
-        if self._pid == 0:
+        self.pid = os.fork()
+        if self.pid == 0:
             ours.close()
             _close_in_child(selector)
             raise BecomeWorker(partial(self._live, [writing for _, writing in pipes], theirs))

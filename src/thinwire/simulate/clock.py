@@ -153,20 +153,18 @@ class Pace:
         return vary / self.speed
 
 
-class Timetable:
-    """When, within backward and forward, each bucket is full and needed.
+def timetable(
+    shares: Sequence[float], buckets: Sequence[Sequence[int]]
+) -> tuple[list[float], list[tuple[int, float]]]:
+    """When each bucket is full, and when it is needed.
 
-    A parameter takes its share of both, which is its share of all parameters unless a profile says
-    otherwise. Backward goes from the last parameter to the first, so a bucket is full when its first one
-    is reached; forward needs a bucket before its first parameter.
+    First the share of backward that is over when a bucket is full, by bucket; then the buckets in the order
+    forward needs them, each with the share of forward that is over by then. A parameter takes its share of
+    both. Backward goes from the last parameter to the first, so a bucket is full when its first one is
+    reached; forward needs a bucket before its first parameter.
     """
-
-    def __init__(self, shares: Sequence[float], buckets: Sequence[Sequence[int]]) -> None:
-        total = sum(shares)
-        before = list(itertools.accumulate((share / total for share in shares), initial=0.0))
-        first = [min(members) for members in buckets]
-        self.full = [1.0 - before[index] for index in first]
-        """Share of backward that is over when a bucket is full, by bucket."""
-        order = sorted(range(len(buckets)), key=lambda bucket: first[bucket])
-        self.needs = [(bucket, before[first[bucket]]) for bucket in order]
-        """Buckets in the order forward needs them, and the share of forward that is over by then."""
+    total = sum(shares)
+    before = list(itertools.accumulate((share / total for share in shares), initial=0.0))
+    first = [min(members) for members in buckets]
+    order = sorted(range(len(buckets)), key=lambda bucket: first[bucket])
+    return [1.0 - before[index] for index in first], [(bucket, before[first[bucket]]) for bucket in order]

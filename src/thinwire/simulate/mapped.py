@@ -25,6 +25,7 @@ Carried = tuple[Tensor, ...] | None
 Model = Callable[..., Any]
 Loss = Callable[[Model, Tensor, Tensor, Carried], tuple[Tensor, Carried]]
 """From a model, inputs, targets and what the last batch has carried over: the loss, and what to carry on."""
+Stacked = Mapping[str, Tensor]
 Rows = slice | list[int]
 """Which replicas; a slice takes them as they lie, a list copies them."""
 
@@ -33,12 +34,7 @@ class Mapped:
     """A model whose parameters and buffers, by name, are rows of stacked ones."""
 
     def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        trainable: Sequence[str],
-        parameters: Mapping[str, Tensor],
-        buffers: Mapping[str, Tensor],
+        self, model: nn.Module, loss: Loss, trainable: Sequence[str], parameters: Stacked, buffers: Stacked
     ) -> None:
         self._model = deepcopy(model)
         _replace_modules_(self._model)

@@ -50,8 +50,8 @@ class Replicas:
         self._proven, self._must_pay = False, batched is None
         self._loss, self._device = loss, next(model.parameters()).device
         count = len(seeds)
-        self._parameters = {n: _stack(p.detach(), count) for n, p in model.named_parameters()}
-        self._buffers = {n: _stack(b, count) for n, b in model.named_buffers()}
+        self._parameters = {n: torch.stack([p.detach()] * count) for n, p in model.named_parameters()}
+        self._buffers = {n: torch.stack([b] * count) for n, b in model.named_buffers()}
         self._slots = [self._replica(deepcopy(model), index, seed) for index, seed in enumerate(seeds)]
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
         self._mapped = Mapped(model, loss, self._trainable, self._parameters, self._buffers)
@@ -251,7 +251,3 @@ def worth_batching(inputs: Tensor) -> bool | None:
     On a CPU it is a rule, so that the same command gives the same bits.
     """
     return inputs.numel() <= SMALL_BATCH if inputs.is_cpu else None
-
-
-def _stack(tensor: Tensor, count: int) -> Tensor:
-    return tensor.unsqueeze(0).repeat(count, *[1] * tensor.dim())

@@ -80,12 +80,8 @@ class Session:
         if acting not in self._workers:
             return past
         now = self._workers[acting].core.stats
-        return replace(
-            now,
-            rounds=past.rounds + now.rounds,
-            traffic=past.traffic + now.traffic,
-            exposed_s=past.exposed_s + now.exposed_s,
-        )
+        rounds, traffic = past.rounds + now.rounds, past.traffic + now.traffic
+        return replace(now, rounds=rounds, traffic=traffic, exposed_s=past.exposed_s + now.exposed_s)
 
     def worker(self, host: int) -> VirtualWorker:
         """The worker that acts there."""

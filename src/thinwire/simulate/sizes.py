@@ -40,9 +40,8 @@ class StepTimes:
     exposed_s: float
     """Of these, waiting for the wire, mean over workers."""
     sent_bytes: float
-    """Per step and worker."""
     messages: float
-    """Per step and worker."""
+    """Both per step and worker."""
 
 
 @dataclass(slots=True)
@@ -125,9 +124,7 @@ def step_times(
     steps: int = 10,
     jitter: float = 0.0,
 ) -> StepTimes:
-    """Play at least `steps` regular steps, in whole periods of the strategy, of a model with parameters of
-    these shapes; after a few to get going.
-    """
+    """Play at least `steps` regular steps of a model with these shapes, in whole periods of the strategy."""
     check(steps >= 1, "steps", "at least 1", steps)
     steps = -(-steps // strategy.period) * strategy.period
     # the order of pieces is as good as it gets once it was agreed on for the second time

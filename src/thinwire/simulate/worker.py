@@ -19,7 +19,7 @@ from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.simulate.clock import Clock, ComputeModel, Pace, Timetable
+from thinwire.simulate.clock import Clock, ComputeModel, Pace, timetable
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -85,26 +85,18 @@ class VirtualWorker:
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
         self._clock, self._model = stage.clock, stage.model
         self._driver = Driver(stage.clock.soon, stage.clock.soon)
-        self.core = Core(
-            learner.model,
-            learner.optimizer,
-            strategy,
-            lane,
-            self,
-            self._driver,
-            buffers="rank0",
-            context=TrainingContext(step=steps + 1),
-        )
+        parts = (learner.model, learner.optimizer, strategy, lane, self, self._driver)
+        self.core = Core(*parts, buffers="rank0", context=TrainingContext(step=steps + 1))
         cut(self.core, {}, self._model.bucket_bytes)
         sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
         shares = self._model.shares or tuple(sizes.values())
         assert len(shares) == len(sizes), "one share for each trainable parameter"
         place = {name: index for index, name in enumerate(sizes)}
         buckets = [[place[name] for name in bucket.names] for bucket in self.core.buckets]
-        self._timetable = Timetable(shares, buckets)
+        self._full, self._needs = timetable(shares, buckets)
         self._reducer = self.core.reducer
         if isinstance(self._reducer, ForwardReducer):
-            self._reducer.foresee([bucket for bucket, _ in self._timetable.needs])
+            self._reducer.foresee([bucket for bucket, _ in self._needs])
         self._num_passes = self._num_agreed = 0
         self._slowdown = 1.0
         self.core.serve()
@@ -143,7 +135,7 @@ class VirtualWorker:
         self._slowdown = self._pace.draw()
         forward_s, over = self._model.forward_s * self._slowdown, 0.0
         if isinstance(self._reducer, ForwardReducer):
-            for bucket, share in self._timetable.needs:
+            for bucket, share in self._needs:
                 await self._clock.sleep((share - over) * forward_s)
                 over = share
                 await self._await_all(self._reducer.needing([bucket]))
@@ -161,7 +153,7 @@ class VirtualWorker:
         self._reducer.backward_begins()
         # The first pass only counts gradients, and announces no bucket.
         announces = self._strategy.overlap != "none" and self._num_passes > 0
-        stops = [0.0, *(self._timetable.full if announces else ())]
+        stops = [0.0, *(self._full if announces else ())]
         self._num_passes += 1
         for index, (over, share) in enumerate(pairwise(stops)):
             await self._clock.sleep((share - over) * backward_s)
