@@ -78,7 +78,7 @@ def test_requests_are_answered_and_refusals_told() -> None:
     assert control.counters() == [Counters(1, 2, 3, 4)]
     with pytest.raises(UsageError, match="refused fault: fault must be given"):
         control.fault("")
-    control.close()
+    theirs.close()
     server.join(10)
     assert not server.is_alive()
     selector.close()
@@ -90,7 +90,7 @@ def test_a_lab_that_is_gone_is_told() -> None:
     ours.close()
     with pytest.raises(UsageError, match="the lab is gone"):
         control.counters()
-    control.close()
+    theirs.close()
 
 
 def test_outside_a_lab_there_is_no_control(monkeypatch: pytest.MonkeyPatch) -> None:

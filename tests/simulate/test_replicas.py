@@ -142,7 +142,7 @@ def test_on_a_gpu_it_is_recorded_and_still_one_after_another() -> None:
                 for parameter in replicas.model(index).parameters():
                     assert parameter.grad is not None
                     parameter.data -= 0.1 * parameter.grad
-    assert len(together._mapped.recorder._recordings) == 1
+    assert len(together._mapped._recordings) == 1
     for index in range(4):
         assert together.loss(index) == pytest.approx(alone.loss(index), rel=1e-12)
         for name, b in together.model(index).state_dict().items():

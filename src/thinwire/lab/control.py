@@ -66,9 +66,6 @@ class Control:
         share, warning = self._request(do="load")
         return share, warning
 
-    def close(self) -> None:
-        self._connection.close()
-
     def _request(self, **request: Any) -> Any:
         try:
             self._connection.send(request)
@@ -97,7 +94,7 @@ class HostStatus(ctypes.Structure):
     def create(cls, file: int, *, speed: float = 1.0) -> HostStatus:
         """Map an open file and reset it, also when an earlier worker of the host has used it."""
         os.ftruncate(file, ctypes.sizeof(cls))
-        status = cls._map(file)
+        status = cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
         status.speed, status.steps, status.released = speed, 0, 0
         return status
 
@@ -108,18 +105,11 @@ class HostStatus(ctypes.Structure):
         if not path or not Path(path).exists():
             return None
         with open(path, "r+b") as file:
-            return cls._map(file.fileno())
-
-    @classmethod
-    def _map(cls, file: int) -> HostStatus:
-        return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
+            return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
 
 
 class StepCounter:
-    """Optimizer hook that counts steps, waits at scheduled faults, and slows down a slow host.
-
-    It counts the steps of the first optimizer only, not of an outer optimizer beside it.
-    """
+    """Optimizer hook that counts steps, waits at scheduled faults, and slows down a slow host."""
 
     def __init__(
         self,
@@ -138,7 +128,7 @@ class StepCounter:
         if counted is None:
             self._counted = weakref.ref(optimizer)
         elif counted is not optimizer:
-            return
+            return  # of an outer optimizer, say, beside the one that is counted
         # Only this thread's processor time is stretched: waiting for peers is not computing, and an
         # emulated accelerator, which sleeps, slows itself down.
         if self._status.speed < 1:

@@ -153,13 +153,9 @@ def equal_net(*, params: int, layers: int, forward_s: float, backward_s: float) 
     for name, seconds in (("forward", forward_s), ("backward", backward_s)):
         check(0 <= seconds < math.inf, f"emulate {name}", "seconds, 0 or more", seconds)
     sizes = [(params + i) // layers for i in reversed(range(layers))]
-    return Net(
-        name=f"{layers} equal layers",
-        layers=tuple(Layer(f"layer{i}", (_near_square(size),), 1.0) for i, size in enumerate(sizes)),
-        batch=1,
-        forward_s=forward_s,
-        backward_s=backward_s,
-    )
+    name, each = f"{layers} equal layers", [(_near_square(size),) for size in sizes]
+    equal = tuple(Layer(f"layer{i}", shapes, 1.0) for i, shapes in enumerate(each))
+    return Net(name=name, layers=equal, batch=1, forward_s=forward_s, backward_s=backward_s)
 
 
 def _near_square(size: int) -> Shape:

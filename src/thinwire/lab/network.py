@@ -55,7 +55,10 @@ class ShapedNetwork:
 
     def __init__(self, description: Description) -> None:
         self.description = description
-        self.namespaces = [_new_network() for _ in description.hosts]
+        self.namespaces: list[int] = []
+        for _ in description.hosts:
+            with _inside_network(None):
+                self.namespaces.append(_open_network())
         self._rates = [host.rate_bit_per_s for host in description.hosts]
         self._segment_bytes = 0
         _use_common_congestion_control()
@@ -205,13 +208,8 @@ def _inside_network(namespace: int | None) -> Iterator[None]:
 
 
 def _open_network() -> int:
+    """Return an open file that refers to the network namespace of this thread, and keeps it alive."""
     return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-
-
-def _new_network() -> int:
-    """Create a network namespace and return an open file that refers to it; this thread stays in its own."""
-    with _inside_network(None):
-        return _open_network()
 
 
 def enter_host(namespace: int, name: str) -> None:

@@ -1,7 +1,4 @@
-"""The worker of `thinwire lab check`: times transfers of a known size and reports them.
-
-It runs in a lab as `-m thinwire.lab.probe BYTES REPEATS`.
-"""
+"""The worker of `thinwire lab check`: times and reports transfers. Its arguments are BYTES REPEATS."""
 
 from __future__ import annotations
 

@@ -1,10 +1,6 @@
 """A job for a lab, its result, and running it in a lab of its own, from outside the lab; no torch.
 
 The lab is the first process of a pid namespace, so that the kernel ends everything in it with that process.
-
->>> from thinwire.hosts.description import describe
->>> job = Job(description=describe(hosts=4, rate="100mbit"), command=("hostname",))
->>> result = run(job)  # doctest: +SKIP
 """
 
 from __future__ import annotations

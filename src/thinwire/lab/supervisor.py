@@ -32,8 +32,6 @@ DRAIN_S = 2.0
 """Time to wait for output after the last worker has ended."""
 KILL_AFTER_S = 5.0
 """Time between SIGTERM and SIGKILL."""
-TIME_LIMIT_CODE = 124
-"""Exit code of a run that reached its time limit, as of timeout(1)."""
 # torch._dynamo is imported by the first optimizer step.
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """Imported before forking: 4 s of processor time for 8 workers together instead of 30 s."""
@@ -116,8 +114,6 @@ class Supervisor:
         self._log.append(line)
         os.write(2, f"[lab] {line}\n".encode())
 
-    # The loop
-
     def _serve(self) -> None:
         for key, _ in self._selector.select(TICK_S):
             key.data()
@@ -156,17 +152,15 @@ class Supervisor:
         now_s, limit_s = time.monotonic(), self._job.time_limit_s
         if limit_s is not None and self._now_s() > limit_s and self._terminate_at_s == math.inf:
             self._say(f"the time limit of {limit_s:g} s is reached")
-            self._stop(TIME_LIMIT_CODE)
+            self._stop(124)  # as timeout(1)
         if now_s >= self._terminate_at_s and self._kill_at_s == math.inf:
             self._kill_at_s = now_s + KILL_AFTER_S
-            self._signal_all(signal.SIGTERM)
-            self._signal_all(signal.SIGCONT)  # a paused worker does not receive SIGTERM
+            for worker in self._workers:
+                worker.signal(signal.SIGTERM)
+                worker.signal(signal.SIGCONT)  # a paused worker does not receive SIGTERM
         if now_s >= self._kill_at_s:
-            self._signal_all(signal.SIGKILL)
-
-    def _signal_all(self, number: int) -> None:
-        for worker in self._workers:
-            worker.signal(number)
+            for worker in self._workers:
+                worker.signal(signal.SIGKILL)
 
     def _result(self) -> LabResult:
         warnings = [f"fault {fault} was not reached" for fault in self._schedule.pending]
@@ -189,8 +183,6 @@ class Supervisor:
             busy_share=self._load.busy_share,
             reports=tuple(self._reports),
         )
-
-    # Faults
 
     def _apply_due_faults(self) -> None:
         steps = [worker.status.steps for worker in self._workers]
@@ -220,8 +212,6 @@ class Supervisor:
             worker.signal(signal.SIGKILL)
         if fault.kind == "rejoin" and not worker.alive:
             worker.start(self._selector, self._answer)
-
-    # Requests of workers
 
     def _answer(self, request: dict[str, Any]) -> object:
         """Answer one request of a worker; an exception refuses it."""

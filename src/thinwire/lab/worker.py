@@ -42,9 +42,6 @@ class BecomeWorker(BaseException):
 class LabWorker:
     """The worker of one host: what the lab knows of its process, and what the process itself does."""
 
-    status: HostStatus
-    """Valid once the worker was started."""
-
     def __init__(self, job: Job, host: Host, network: int) -> None:
         self.host = host
         self.pid = self.starts = 0
@@ -55,6 +52,7 @@ class LabWorker:
         self._job, self._network = job, network
         # Reused when the worker starts again: whoever has mapped the memory sees the new worker's steps.
         self._status_file = os.memfd_create(f"status{host.index}")
+        self.status = HostStatus.create(self._status_file)
 
     @property
     def alive(self) -> bool:

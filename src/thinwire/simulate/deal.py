@@ -53,7 +53,7 @@ class Deal:
         self._drawn = [None] * num_workers
 
     def account(self) -> str:
-        """What became of the samples so far; nobody took the rest that does not go around."""
+        """What became of the samples so far; never trained on is also the rest that does not go around."""
         counts = self._trained
         once, more, never = ((counts == 1).sum(), (counts > 1).sum(), (counts == 0).sum())
         back = f", {self._given_back} dealt again after a loss" if self._given_back else ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +18,6 @@ MOST_RECORDINGS = 8
 """Each holds on to the memory of its activations."""
 
 Outputs = tuple[Tensor | None, ...]
-Computation = Callable[[Sequence[Tensor]], Outputs]
-"""May read and write, besides its inputs, only tensors that stay where they are."""
 Carried = tuple[Tensor, ...] | None
 Model = Callable[..., Any]
 Loss = Callable[[Model, Tensor, Tensor, Carried], tuple[Tensor, Carried]]
@@ -41,7 +38,9 @@ class Mapped:
         self._dropouts = [m for m in self._model.modules() if isinstance(m, OwnDropout)]
         self._loss, self._trainable = loss, trainable
         self._parameters, self._buffers = parameters, buffers
-        self.recorder = Recorder()
+        self._seen: set[Hashable] = set()
+        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Sequence[Tensor], Outputs]] = {}
+        self._records = True
 
     def learn(
         self, rows: Rows, inputs: Sequence[Tensor], generators: list[torch.Generator]
@@ -53,16 +52,13 @@ class Mapped:
         """
         for dropout in self._dropouts:
             dropout.generators = generators
-        compute = partial(self._compute, rows)
-        if isinstance(rows, slice):
-            outputs = self.recorder.run((rows.start, rows.stop), compute, inputs)
-        else:
-            outputs = compute(inputs)
+        outputs = self._play(rows, inputs) if isinstance(rows, slice) else self._compute(rows, inputs)
         losses, carried = outputs[0], outputs[1 + len(self._trainable) :]
         assert losses is not None
         return losses, outputs[1 : 1 + len(self._trainable)], [part for part in carried if part is not None]
 
     def _compute(self, rows: Rows, inputs: Sequence[Tensor]) -> Outputs:
+        """Read and write, besides inputs, only tensors that stay where they are: this may be recorded."""
         parameters = {name: stacked[rows].detach() for name, stacked in self._parameters.items()}
         learnt = [parameters[name].requires_grad_() for name in self._trainable]
         buffers = {name: stacked[rows] for name, stacked in self._buffers.items()}
@@ -83,29 +79,20 @@ class Mapped:
         even = [None if gradient is None else gradient.contiguous() for gradient in gradients]
         return (losses.detach(), *even, *carried)
 
-
-class Recorder:
-    """Plays computations of which it has a recording, and makes one when a computation comes again."""
-
-    def __init__(self) -> None:
-        self._seen: set[Hashable] = set()
-        self._recordings: dict[Hashable, tuple[torch.cuda.CUDAGraph, Sequence[Tensor], Outputs]] = {}
-        self._refused = False
-
-    def run(self, what: Hashable, compute: Computation, inputs: Sequence[Tensor]) -> Outputs:
-        """What `compute` gives, until the next call; `what` and the shapes of its inputs name it."""
-        key = (what, tuple((tensor.shape, tensor.dtype) for tensor in inputs))
-        if key not in self._recordings and not self._record(key, compute, inputs):
-            return compute(inputs)
+    def _play(self, rows: slice, inputs: Sequence[Tensor]) -> Outputs:
+        """Play the recording of this computation; make one when it comes again."""
+        key = (rows.start, rows.stop, *((tensor.shape, tensor.dtype) for tensor in inputs))
+        if key not in self._recordings and not self._record(key, rows, inputs):
+            return self._compute(rows, inputs)
         graph, own_inputs, outputs = self._recordings[key]
         for own, given in zip(own_inputs, inputs, strict=True):
             own.copy_(given)
         graph.replay()
         return outputs
 
-    def _record(self, key: Hashable, compute: Computation, inputs: Sequence[Tensor]) -> bool:
+    def _record(self, key: Hashable, rows: slice, inputs: Sequence[Tensor]) -> bool:
         """Not the first time: libraries choose their kernels then, which cannot be recorded."""
-        if not inputs[0].is_cuda or self._refused or len(self._recordings) == MOST_RECORDINGS:
+        if not inputs[0].is_cuda or not self._records or len(self._recordings) == MOST_RECORDINGS:
             return False
         if key not in self._seen:
             self._seen.add(key)
@@ -113,18 +100,15 @@ class Recorder:
         own, graph = [torch.empty_like(tensor) for tensor in inputs], torch.cuda.CUDAGraph()
         try:
             with torch.cuda.graph(graph):
-                self._recordings[key] = graph, own, compute(own)
+                self._recordings[key] = graph, own, self._compute(rows, own)
         except RuntimeError:  # the computation has to ask the device for a number
             self._recordings.pop(key, None)
-            self._refused = True
-        return not self._refused
-
-
-# -- stand-ins ----------------------------------------------------------------------------------------
+            self._records = False
+        return self._records
 
 
 def _replace_modules_(model: nn.Module) -> None:
-    """Replace layers in place; their parameters keep their names."""
+    """Replace layers by their stand-ins; parameters keep their names."""
     for module in model.modules():
         for name, child in module.named_children():
             if type(child) is nn.Dropout:

@@ -1,10 +1,9 @@
 """How long transfers take: cards and uplinks that serve bytes first come, first served; no torch.
 
 Every host has a card, and every site an uplink, each with two directions that do not disturb each other
-(full duplex). A direction serves the bytes given to it in the order in which they were given, at its
-rate. A transfer passes through the sender's card, then the uplinks of both sites if they differ, then the
-receiver's card; it flows through all of them at once and ends when the slowest has served it, plus the
-latency of the path.
+(full duplex) and serve bytes in the order they are given, at their rate. A transfer passes through the
+sender's card, then the uplinks of both sites if they differ, then the receiver's card; it flows through all
+of them at once and ends when the slowest has served it, plus the latency of the path.
 
 A collective begins when its last worker has come. It loads every card with the bytes that
 `traffic.Round` states for the worker (a ring for sums and gathers, a binomial tree for broadcasts), and

@@ -90,8 +90,6 @@ class Replicas:
             own.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
 
-    # -- gradients ------------------------------------------------------------------------------------
-
     def ask(self, index: int, inputs: Tensor, targets: Tensor) -> None:
         """This replica's parameters are what this batch meets; they do not change before `learn`."""
         self._slots[index].asked = inputs, targets
@@ -204,8 +202,6 @@ class Replicas:
         pairs = zip(ours, theirs, strict=True)
         return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
-    # -- all together -----------------------------------------------------------------------------------
-
     @torch.no_grad()
     def mean(self, members: Sequence[int]) -> nn.Module:
         """A model of its own: the mean of these replicas, buffers included."""
@@ -220,9 +216,9 @@ class Replicas:
     @torch.no_grad()
     def spread_(self) -> None:
         """Overwrite the trainable parameters of all replicas with those of the first."""
-        parts = [self._parameters[name].tensor_split((1,)) for name in self._trainable]
+        stacked = [self._parameters[name] for name in self._trainable]
         torch._foreach_copy_(
-            [others for _, others in parts], [first.expand_as(others) for first, others in parts]
+            [rows[1:] for rows in stacked], [rows[:1].expand_as(rows[1:]) for rows in stacked]
         )
 
     @torch.no_grad()
@@ -246,8 +242,6 @@ class Replicas:
 
 
 def worth_batching(inputs: Tensor) -> bool | None:
-    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU.
-
-    On a CPU it is a rule, so that the same command gives the same bits.
-    """
+    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU."""
+    # On a CPU it is a rule, so that the same command gives the same bits.
     return inputs.numel() <= SMALL_BATCH if inputs.is_cpu else None

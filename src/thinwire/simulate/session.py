@@ -113,8 +113,6 @@ class Session:
             waiting = {f"worker {w.rank} waits {self._tasks[h].waits_for}" for h, w in self._workers.items()}
             raise UsageError("deadlock: " + "; ".join(sorted(waiting)[:5]))
 
-    # -- faults ---------------------------------------------------------------------------------------
-
     def _expect(self, fault: Fault) -> None:
         ends = fault.seconds is not None or fault.kind not in ("pause", "cut")
         check(ends, f"fault {fault.kind}", "given seconds= in a simulation", str(fault))
@@ -130,7 +128,7 @@ class Session:
         host = self.hosts[worker.rank]
         for fault in list(self._by_step):
             concerned = fault.host == host or fault.host not in self.hosts
-            if concerned and fault.step is not None and worker.steps >= fault.step:
+            if concerned and fault.step is not None and worker.core.steps >= fault.step:
                 self._by_step.remove(fault)
                 self.clock.soon(partial(self._apply_fault, fault))
 
@@ -179,26 +177,23 @@ class Session:
         if (host in self.hosts and host not in self._lost) or host in self._joining:
             return
         self._joining.append(host)
-        after = 1 + max(worker.steps for worker in self._workers.values())
+        after = 1 + max(worker.core.steps for worker in self._workers.values())
         for worker in self._workers.values():
             worker.stop_at = after
 
-    # -- another world ----------------------------------------------------------------------------------
-
     def _change(self) -> None:
         stay = [host for host in self.hosts if host not in self._lost]
-        joined = [host for host in self._joining if host not in stay]
+        joined, self._joining = self._joining, []
         if not stay:
             raise PeerLost("all workers were killed", hint="leave one of them alive")
         for host in self.hosts:
             self._past[host] = self.stats(host)
         saved = [self._workers[host].core.state_dict() for host in stay]
-        furthest = max(stay, key=lambda host: self._workers[host].steps)
+        furthest = max(stay, key=lambda host: self._workers[host].core.steps)
         self._lost.clear()
-        self._joining.clear()
         self._tasks.clear()
         self.hosts = tuple(sorted([*stay, *joined]))
-        steps = self._workers[furthest].steps
+        steps = self._workers[furthest].core.steps
         self._learners.change(self.hosts, joined, furthest)
         if self._recovery_s:
             self.clock.run(until=self.clock.sleep(self._recovery_s).done)

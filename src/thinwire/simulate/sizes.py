@@ -67,7 +67,11 @@ class _Learner(Learner):
 
 
 class _Simulation:
-    """Steps of workers that share one model, since nothing is in it, and their totals after some of them."""
+    """Steps up to the last of `marks`, of workers that share one model, and their totals after each of these.
+
+    Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
+    them is played for all; where a strategy turns out to do something else, each of them.
+    """
 
     def __init__(
         self,
@@ -81,11 +85,6 @@ class _Simulation:
         dtype: torch.dtype = torch.float32,
         make_optimizer: MakeOptimizer = _plain_sgd,
     ) -> None:
-        """Play the steps up to the last of `marks`.
-
-        Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one
-        of them is played for all; where a strategy turns out to do something else, each of them.
-        """
         hosts = range(len(network.description.hosts))
         may_be_alike = not (jitter or network.description.faults or overrides(strategy, "serve"))
         for alike in (True, False) if may_be_alike else (False,):

@@ -1,7 +1,4 @@
-"""One worker on the virtual clock: the engine's core with a training loop around it.
-
-Only waiting is different from a link: here it is the clock that passes.
-"""
+"""One worker on the virtual clock: the engine's core in a training loop whose waiting takes virtual time."""
 
 from __future__ import annotations
 
@@ -102,24 +99,18 @@ class VirtualWorker:
         self.core.serve()
         learner.joined(self)
 
-    @property
-    def steps(self) -> int:
-        return self.core.steps
-
     def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
         """A lane, and what starts coroutines on it, for something else that is sent beside training."""
         lane = self.core.engine.lane.lane(name)
         endpoint = Endpoint(lane, self.core.engine_meter)
         return lane, lambda make: endpoint.start(self._driver, "reduce", make, name)
 
-    # -- the training loop --------------------------------------------------------------------------
-
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
         return self._driver.start(self._train(), f"worker {self.rank}")
 
     async def _train(self) -> None:
-        while self.steps < self.stop_at and await self._forward():
+        while self.core.steps < self.stop_at and await self._forward():
             await self._backward()
             await self._step()
         await self._await_all(self.core.synchronizing())
@@ -180,8 +171,6 @@ class VirtualWorker:
             began_s = self._clock.now_s
             await work
             self.core.exposed_s += self._clock.now_s - began_s
-
-    # -- the core's shell ---------------------------------------------------------------------------
 
     def wait_for(self, works: Iterable[Work]) -> None:
         for work in works:
