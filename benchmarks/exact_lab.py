@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.common import note, parser_of, print_head, print_row, result_file, time_grid
 from benchmarks.exact_systems import BUCKET_COUNTS
 from thinwire.bench.config import REFERENCE_NET, SMALL_NET, BenchConfig
-from thinwire.bench.step_table import FULL_NOTE, rows_of, texts, title_of
+from thinwire.bench.tables import FULL_NOTE, step_rows, step_texts, title_of
 from thinwire.events import StepTimed
 from thinwire.timings import BASELINE, CEILING, GridCell, Spread, Timing, speed_ratio
 
@@ -79,7 +79,7 @@ def measure_cell(cell: LabCell, *, turns: int, block_s: float) -> dict[str, Any]
 
 
 def _print_table(cell: LabCell, place: GridCell, records: Sequence[StepTimed]) -> dict[str, Any]:
-    rows = [row for row in rows_of(records, (CEILING, *cell.systems)) if row.step_s is not None]
+    rows = [row for row in step_rows(records, (CEILING, *cell.systems)) if row.step_s is not None]
     best = best_ddp(rows)
     print(f"\n### {title_of(place)}\n")
     print_head(
@@ -94,13 +94,13 @@ def _print_table(cell: LabCell, place: GridCell, records: Sequence[StepTimed]) -
         assert row.step_s is not None
         assert row.processor_s is not None
         print_row(
-            texts(row)[0],
-            row.step_s.show(3),
+            step_texts(row)[0],
+            f"{row.step_s.median:.3f}",
             row.step_s.show_quartiles(3),
-            "-" if speed is None else speed.show(3),
+            "-" if speed is None else f"{speed.median:.3f}",
             "-" if row.efficiency is None else f"{100 * row.efficiency.median:.1f} %",
-            "-" if row.exposed_s is None else row.exposed_s.show(3),
-            row.processor_s.show(3),
+            "-" if row.exposed_s is None else f"{row.exposed_s.median:.3f}",
+            f"{row.processor_s.median:.3f}",
             _goal(cell, row, speed),
         )
     if any(row.processor_full for row in rows):

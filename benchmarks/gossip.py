@@ -19,7 +19,7 @@ from benchmarks import gossip_straggler
 from benchmarks.common import note, parser_of, print_head, print_row, result_file, time_grid
 from benchmarks.gossip_straggler import StragglerConfig
 from thinwire.bench.config import STANDARD, BenchConfig
-from thinwire.bench.step_table import FULL_NOTE, rows_of
+from thinwire.bench.tables import FULL_NOTE, step_rows
 from thinwire.events import StepTimed
 from thinwire.hosts.quantities import format_rate
 from thinwire.timings import BASELINE, CEILING, Timing
@@ -98,12 +98,12 @@ class WireRow:
             str(row.workers),
             rate,
             row.system + ("*" if row.processor_full else ""),
-            row.step_s.show(3),
+            f"{row.step_s.median:.3f}",
             "-" if row.efficiency is None else f"{100 * row.efficiency.median:.1f} %",
             "-" if self.use is None else f"{100 * self.use:.0f} %",
             picked,
-            "-" if row.exposed_s is None else row.exposed_s.show(3),
-            row.processor_s.show(3),
+            "-" if row.exposed_s is None else f"{row.exposed_s.median:.3f}",
+            f"{row.processor_s.median:.3f}",
             self.goal,
         ]
 
@@ -132,7 +132,7 @@ def measure_wire(
             nets=(NET.format(forward=0.1 * stretch, backward=0.2 * stretch),),
         )
         records = time_grid(stretched, [AUTO, BASELINE])
-        rows = [WireRow.of(row, records, own_scale, stretch) for row in rows_of(records, SYSTEMS)]
+        rows = [WireRow.of(row, records, own_scale, stretch) for row in step_rows(records, SYSTEMS)]
         for row in rows:
             print_row(*row.cells())
         found += rows

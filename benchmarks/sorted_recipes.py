@@ -25,7 +25,7 @@ def sorted_by_class(recipe: Recipe) -> Recipe:
     """The recipe with its training samples in the order of their targets."""
 
     def training() -> Training:
-        from thinwire.recipes.partition import sample_tensors
+        from thinwire.recipes.setup import sample_tensors
 
         usual = recipe.training()
 

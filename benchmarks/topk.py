@@ -21,7 +21,7 @@ from benchmarks.topk_cells import COLUMNS, PARTS, TopKCell, TopKRow, verdicts
 from benchmarks.topk_expect import measured_alpha_s
 from benchmarks.topk_systems import STRATEGIES
 from thinwire.bench.config import BenchConfig
-from thinwire.bench.step_table import FULL_NOTE, rows_of
+from thinwire.bench.tables import FULL_NOTE, step_rows
 from thinwire.events import StepTimed
 from thinwire.timings import BASELINE, CEILING
 
@@ -48,7 +48,7 @@ def measure_cell(cell: TopKCell, *, turns: int, block_s: float) -> list[StepTime
 
 def judged(records: list[StepTimed], cell: TopKCell, alpha_s: float) -> list[TopKRow]:
     """A row per system."""
-    rows = rows_of(records, SYSTEMS)
+    rows = step_rows(records, SYSTEMS)
     topk_s = next(row.step_s.median for row in rows if row.system == "topk" and row.step_s is not None)
     return [TopKRow.of(row, cell, topk_s=topk_s, alpha_s=alpha_s) for row in rows if row.step_s is not None]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from benchmarks.topk_expect import RATE_BITS_PER_S, alpha_beta_s, clock_step_s, paper_efficiency
 from benchmarks.topk_systems import DENSITY, STRATEGIES
-from thinwire.bench.step_table import FULL
+from thinwire.bench.tables import FULL
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.nets import Net, known_net, parse_net
 from thinwire.timings import CEILING, Timing

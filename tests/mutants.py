@@ -96,7 +96,7 @@ MUTANTS = [
     Mutant(
         "a stale buffer where a parameter was not used",
         "engine/buckets.py",
-        "                unused.append(place)\n                self._views[place].zero_()\n",
+        "                unused.append(place)\n                view.zero_()\n",
         "                unused.append(place)\n",
         "exact/test_exact.py -k transformer",
     ),
@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sum over workers not kept",
-        "engine/leaves.py",
+        "engine/state.py",
         "sum(values[rank::world_size], start=torch.zeros_like(values[0]))",
         "values[rank]",
         "contract/test_carry_over.py -k other_buckets",

@@ -182,13 +182,12 @@ def test_fields_with_defaults_may_be_absent() -> None:
 
 
 def test_full_disk_ends_the_diary_not_the_training(tmp_path: Path) -> None:
-    writer = EventWriter(tmp_path, 0)
-    writer.close()
-    writer._file = Path("/dev/full").open("a")  # noqa: SIM115
-    with pytest.warns(UserWarning, match="no longer written"):
+    with EventWriter(tmp_path, 0) as writer:
+        writer._file.close()
+        writer._file = Path("/dev/full").open("a")  # noqa: SIM115
+        with pytest.warns(UserWarning, match="no longer written"):
+            writer.write(FAILED)
         writer.write(FAILED)
-    writer.write(FAILED)
-    writer.close()
 
 
 def test_writing_costs_little(tmp_path: Path) -> None:

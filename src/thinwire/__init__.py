@@ -8,8 +8,8 @@ if TYPE_CHECKING:
     from thinwire import data, errors
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
+    from thinwire.engine.core import Stats
     from thinwire.engine.link import Link
-    from thinwire.engine.stats import Stats
     from thinwire.integrations.ddp import ddp_hook
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
@@ -50,8 +50,7 @@ __all__ = [
 
 __version__ = version("thinwire")
 
-# Everything here needs torch or numpy, so it is imported on first use: `thinwire --help` must not wait for
-# it.
+# These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
     "Bucket": "strategies.base",
@@ -61,7 +60,7 @@ _HOMES = {
     "Link": "engine.link",
     "OkTopK": "strategies.oktopk",
     "Silent": "strategies.silent",
-    "Stats": "engine.stats",
+    "Stats": "engine.core",
     "StochasticGradientPush": "strategies.stochastic_gradient_push",
     "Strategy": "strategies.base",
     "TopK": "strategies.topk",

@@ -10,10 +10,10 @@ The live view, the report and the comparison all read these same lines.
 from __future__ import annotations
 
 import json
-import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
@@ -152,21 +152,21 @@ class StepTimed:
     """The network that was trained, as given on the command line."""
     turn: int
     """Blocks of one turn followed each other closely: ratios are taken within a turn."""
-    step_s: float | None
+    step_s: float | None = None
     """Wall time of the slowest worker."""
     compute_s: float
     """Theoretical time of forward and backward without communication."""
-    exposed_s: float | None
+    exposed_s: float | None = None
     """Time spent waiting for the wire, mean over workers; None if the system does not report it."""
-    processor_s: float | None
+    processor_s: float | None = None
     """CPU time of all threads of a worker, mean over workers."""
-    sent_bytes: float | None
+    sent_bytes: float | None = None
     """Counted by the hosts' interfaces, mean over workers; over loopback the strategy's count, or None."""
-    messages: float | None
+    messages: float | None = None
     """None if the system does not report it."""
     emulated: bool
     """Whether compute was emulated: layers that wait as long as an accelerator would take."""
-    unavailable: str | None
+    unavailable: str | None = None
     """Why this system could not run here ("not installed: ..."); None if it did."""
     metered_bytes: float | None = None
     """Bytes that a strategy handed to the wire, beside what the interfaces counted."""
@@ -191,13 +191,16 @@ class Event:
 
 def plain(record: Record) -> dict[str, object]:
     """Return the fields of a record as strict JSON can hold them: NaN and infinity become None."""
-    return {key: _finite(value) for key, value in asdict(record).items()}
+    strict: dict[str, object] = json.loads(
+        json.dumps(asdict(record), default=str), parse_constant=lambda number: None
+    )
+    return strict
 
 
 def to_line(event: Event) -> str:
     """Encode an event as one line of JSON, without its newline."""
     head = {"kind": event.record.kind, "time": event.time, "rank": event.rank}
-    return json.dumps({**head, **plain(event.record)}, allow_nan=False, default=str)
+    return json.dumps({**head, **plain(event.record)}, allow_nan=False)
 
 
 def from_line(line: str) -> Event | None:
@@ -214,21 +217,10 @@ def from_line(line: str) -> Event | None:
         return None
 
 
-def _finite(value: object) -> object:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
-
-
 class EventWriter:
     """Appends one worker's records to its file in the run folder, each flushed at once.
 
-    A write takes some 20 microseconds into the page cache. If the disk refuses (full, gone), training goes
-    on without events after one warning.
+    If the disk refuses (full, gone), training goes on without events after one warning.
     """
 
     def __init__(self, run: Path, rank: int, *, clock: Callable[[], float] = time.time) -> None:
@@ -254,18 +246,12 @@ class EventWriter:
                 warnings.warn(f"events are no longer written to {self.path}: {error}", stacklevel=2)
         return event
 
-    def close(self) -> None:
-        """Close the file; closing twice does no harm."""
-        try:
-            self._file.close()
-        except OSError:  # the failed flush was already warned about
-            pass
-
     def __enter__(self) -> EventWriter:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        with suppress(OSError):  # the failed flush was already warned about
+            self._file.close()
 
 
 @dataclass(slots=True)

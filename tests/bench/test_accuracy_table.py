@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.bench.accuracy_table import NOT_RUN, missing_table, rows_of, table_of, target_of
 from thinwire.bench.config import QUICK, BenchConfig, run_folder
+from thinwire.bench.tables import NOT_RUN, accuracy_rows, accuracy_table, target_of
 from thinwire.events import Evaluated, EventWriter, Failed, Summary
 from thinwire.recipes.base import MetricTarget
 
@@ -55,14 +55,14 @@ def test_each_system_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
     write_run(tmp_path, "ddp", [0.8, 0.9, 0.975, 0.98])
     with EventWriter(run_folder(tmp_path, STUDY, "broken"), 0) as writer:
         writer.write(Failed(host="h", error="E", message="it broke"))
-    rows = rows_of(tmp_path, CONFIG, STUDY, {"absent": "not installed: x"}, counted=True)
+    rows = accuracy_rows(tmp_path, CONFIG, STUDY, {"absent": "not installed: x"}, counted=True)
     silent, ours, ddp, late, absent, broken = rows
     assert (ours.seconds_to_target, ours.steps_to_target, ours.speed_up) == (2.0, 12, 1.5)
     assert (ddp.seconds_to_target, ddp.speed_up, ddp.exposed_share) == (3.0, 1.0, None)
     assert silent.seconds_to_target is None
     assert (late.unavailable, absent.unavailable) == (NOT_RUN, "not installed: x")
     assert broken.unavailable == "failed: it broke"
-    table = table_of(STUDY, rows)
+    table = accuracy_table(STUDY, rows)
     texts = [row[:2] for row in table.rows]
     assert texts[0] == ("silent", "not reached")
     assert texts[1] == ("all-reduce", "2.0")
@@ -72,14 +72,14 @@ def test_each_system_has_a_row_whatever_became_of_it(tmp_path: Path) -> None:
 
 def test_what_a_strategy_says_of_so_few_steps_is_told(tmp_path: Path) -> None:
     write_run(tmp_path, "late", [0.8], messages=12, caution="it has too few steps")
-    table = table_of(STUDY, rows_of(tmp_path, CONFIG, STUDY, {}, counted=True))
+    table = accuracy_table(STUDY, accuracy_rows(tmp_path, CONFIG, STUDY, {}, counted=True))
     assert "late: it has too few steps" in table.notes
 
 
 def test_bytes_nobody_counted_are_not_shown(tmp_path: Path) -> None:
     write_run(tmp_path, "ddp", [0.98])
     write_run(tmp_path, "all-reduce", [0.98], messages=12)
-    _, ours, ddp, *_ = rows_of(tmp_path, CONFIG, STUDY, {}, counted=False)
+    _, ours, ddp, *_ = accuracy_rows(tmp_path, CONFIG, STUDY, {}, counted=False)
     assert ddp.sent_bytes_per_step is None
     assert ours.sent_bytes_per_step == 240e3
 
@@ -93,6 +93,6 @@ def test_the_target_is_one_that_exact_sgd_reaches() -> None:
 
 
 def test_missing_data_is_a_row_that_says_what_to_give() -> None:
-    table = missing_table(STUDY, "no MNIST files in x: name it with --data DIR")
+    table = accuracy_table(STUDY, [], no_data="no MNIST files in x: name it with --data DIR")
     assert table.rows[0][:2] == ("(all)", "no data")
     assert table.notes == ("no MNIST files in x: name it with --data DIR",)

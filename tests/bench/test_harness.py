@@ -11,8 +11,8 @@ from benchmarks.exact_lab import CELLS, best_ddp
 from benchmarks.exact_systems import BucketedDdp, all_rivals
 from tests.bench.records import timed
 from thinwire.bench.harness import time_steps, training, warm_up_steps
-from thinwire.bench.step_table import rows_of
 from thinwire.bench.systems import find, ours
+from thinwire.bench.tables import step_rows
 from thinwire.timings import speed_ratio
 
 
@@ -59,7 +59,7 @@ def test_the_best_ddp_is_the_reference_turn_by_turn() -> None:
         timed(name, turn, step_s) for turn in (0, 1) for name, step_s in zip(names, (1, 3, 2, 4), strict=True)
     ]
     records[-1] = timed("all-reduce", 1, 1.0)
-    assert best_ddp(rows_of(records, names)) == "ddp-8-buckets"
+    assert best_ddp(step_rows(records, names)) == "ddp-8-buckets"
     ratio = speed_ratio(records[2::4], records[3::4])
     assert ratio is not None
     assert (ratio.low, ratio.median, ratio.count) == (0.875, 1.25, 2)

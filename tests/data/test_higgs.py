@@ -41,6 +41,6 @@ def test_wrong_arrays_are_refused(tmp_path: Path, name: str, value: np.ndarray, 
 
 
 def test_missing_file_says_what_to_put_where(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no higgs.npz in") as caught:
+    with pytest.raises(DataError, match=r"no HIGGS files in") as caught:
         load_higgs(tmp_path)
     assert "x_train" in caught.value.hint

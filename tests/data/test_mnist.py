@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from thinwire.data.images import load_mnist, read_idx
+from thinwire.data.files import load_mnist, read_idx
 from thinwire.errors import DataError
 
 NAMES = (

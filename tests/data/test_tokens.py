@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.data.make import write_text
+from thinwire.data import files as module
 from thinwire.data import load_tokens
-from thinwire.data import text as module
 from thinwire.errors import DataError
 
 

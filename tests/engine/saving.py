@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import thinwire as tw
 from tests.worlds import run_threads
 from thinwire.data import Shards
-from thinwire.engine.checkpoint import Checkpoint, Saved
+from thinwire.engine.checkpoint import Checkpoint
+from thinwire.engine.folders import Manifest
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.wire.base import Lane
 from thinwire.wire.wire import Wire
@@ -62,7 +63,7 @@ class Trained:
     residuals: list[Tensor]
     """By parameter."""
     buffers: list[Tensor]
-    saved: Saved | None
+    saved: Manifest | None
     loss: float
 
 

@@ -26,6 +26,15 @@ def test_plan_holds_every_parameter_once_by_kind_and_close_to_the_limit(
         assert sum(items[i].num_bytes for i in bucket[:-1]) < limit
 
 
+@given(items, st.integers(1, 4 << 20), st.integers(0, 4 << 20))
+def test_plan_with_small_ends_holds_every_parameter_once_by_kind(
+    items: list[Item], limit: int, end: int
+) -> None:
+    buckets = plan(items, limit, end)
+    assert sorted(i for bucket in buckets for i in bucket) == list(range(len(items)))
+    assert all(len({items[i].kind for i in bucket}) == 1 for bucket in buckets)
+
+
 @given(items, st.integers(1, 4 << 20))
 def test_plan_closes_buckets_in_the_order_backward_fills_them(items: list[Item], limit: int) -> None:
     full = [b for b in plan(items, limit) if sum(items[i].num_bytes for i in b) >= limit]
@@ -33,11 +42,14 @@ def test_plan_closes_buckets_in_the_order_backward_fills_them(items: list[Item],
     assert last == sorted(last, reverse=True)
 
 
-def test_only_the_first_bucket_may_have_a_limit_of_its_own() -> None:
+def test_the_first_and_the_last_bucket_may_be_smaller() -> None:
     items = [Item(1 << 20, "fp32")] * 8
     assert [len(bucket) for bucket in plan(items, 3 << 20)] == [3, 3, 2]
     assert [len(bucket) for bucket in plan(items, 3 << 20, 1 << 20)] == [1, 3, 3, 1]
-    assert [len(bucket) for bucket in plan(items, 1 << 20, 3 << 20)] == [1] * 8
+    assert [len(bucket) for bucket in plan(items, 4 << 20, 1 << 20)] == [1, 4, 2, 1]
+    assert [len(bucket) for bucket in plan(items, 5 << 20, 1 << 20)] == [1, 6, 1]  # 1 joins 5
+    assert [len(bucket) for bucket in plan(items, 99 << 20, 1 << 20)] == [1, 6, 1]
+    assert [len(bucket) for bucket in plan(items, 99 << 20, 9 << 20)] == [8]
 
 
 def bucket_of(parameters: list[nn.Parameter], small: int = 0, **context: int) -> ParameterBucket:

@@ -177,7 +177,7 @@ def test_an_error_reaches_whoever_waits() -> None:
     async def coroutine() -> None:
         await gate
 
-    task = inline.driver.start(coroutine())
+    task = inline.driver.start(coroutine(), in_training=True)
     gate.fail(ValueError("broken"))
     inline.settle()
     for stage in (task, task.left, task.returning):

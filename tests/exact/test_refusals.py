@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, SGD, AdamW
+from torch.optim import LBFGS, SGD
 
 import thinwire as tw
 from tests.exact.compare import Arrays, arrays, difference, same_bits
@@ -58,24 +58,6 @@ def test_a_closure() -> None:
             optimizer.step(lambda: 0.0)
         with pytest.raises(UsageError, match="cannot step with a closure"):
             optimizer.step(closure=lambda: 0.0)
-
-
-@pytest.mark.parametrize("unscale", [False, True], ids=["step", "unscale and step"])
-@pytest.mark.parametrize("fused", [False, True], ids=["plain", "fused"])
-def test_a_grad_scaler(unscale: bool, fused: bool) -> None:
-    model = net().float()
-    optimizer, scaler = AdamW(model.parameters(), fused=fused), torch.amp.GradScaler("cpu")
-    with tw.attach(model, optimizer, FORWARD):
-        scaler.scale(model(torch.ones(2, 6)).sum()).backward()
-        if unscale:
-            scaler.unscale_(optimizer)
-        with pytest.raises(UsageError, match="cannot work with GradScaler") as caught:
-            scaler.step(optimizer)
-        assert "bfloat16" in caught.value.hint
-    off = torch.amp.GradScaler("cpu", enabled=False)
-    with tw.attach(model, optimizer, FORWARD):
-        off.scale(model(torch.ones(2, 6)).sum()).backward()
-        off.step(optimizer)
 
 
 def test_a_second_backward_before_the_step() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.errors import SettingError
-from thinwire.hosts.description import Description, describe
-from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.description import Description, Fault, describe, parse_fault
 from thinwire.hosts.quantities import format_rate, parse_counts, parse_duration, parse_rate
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from thinwire.hosts.faults import parse_fault
+from thinwire.hosts.description import parse_fault
 from thinwire.lab.supervisor import FaultSchedule
 
 

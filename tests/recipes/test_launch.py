@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.recipes.launch import LocalWorkers, WorkerFailure, environment, num_cores
+from thinwire.recipes.launch import LocalWorkers, WorkerFailure, environment
 
 
 def test_cores_are_shared_out_unless_the_user_has_decided() -> None:
-    assert environment({}, 1)["OMP_NUM_THREADS"] == str(num_cores())
+    assert environment({}, 1)["OMP_NUM_THREADS"] == str(len(os.sched_getaffinity(0)))
     assert environment({}, 1000)["OMP_NUM_THREADS"] == "1"
     assert environment({"OMP_NUM_THREADS": "3", "HOME": "/x"}, 2)["OMP_NUM_THREADS"] == "3"
     assert environment({"HOME": "/x"}, 2)["HOME"] == "/x"

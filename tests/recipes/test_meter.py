@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from thinwire.engine.stats import Stats
+from thinwire.engine.core import Stats
 from thinwire.events import Progress, Record
 from thinwire.recipes.base import TrainingPlan
 from thinwire.recipes.meter import EVERY_S, ProgressMeter

@@ -14,7 +14,7 @@ from thinwire.errors import SettingError
 from thinwire.events import Evaluated
 from thinwire.recipes import registry
 from thinwire.recipes.base import Data
-from thinwire.recipes.partition import own_part, sample_tensors
+from thinwire.recipes.setup import own_part, sample_tensors
 
 
 def digits() -> Data:

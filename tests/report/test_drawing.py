@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire import timings
-from thinwire.report import cells, drawing, facts, markup
+from thinwire.report import drawing, tables
 from thinwire.report.drawing import COLOURS, INK, looks_of, spread_out, wrapped
-from thinwire.report.markup import Html, tag
-from thinwire.report.run_plots import MOST_POINTS, thinned
+from thinwire.report.plots import MOST_POINTS, thinned
+from thinwire.report.tables import Html, tag
 
 
-@pytest.mark.parametrize("module", [cells, drawing, facts, markup, timings])
+@pytest.mark.parametrize("module", [drawing, tables, timings])
 def test_examples_hold(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]
     assert failed == 0

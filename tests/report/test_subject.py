@@ -9,8 +9,8 @@ import pytest
 
 from tests.report.made import make_bench, make_run
 from thinwire.errors import DataError
+from thinwire.report.findings import verdict
 from thinwire.report.subject import Comparison, read_subject
-from thinwire.report.verdict import verdict
 
 
 def labels(folder: Path) -> list[str]:

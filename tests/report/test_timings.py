@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.report.made import NETS, make_bench
 from thinwire.events import StepTimed, read_events
-from thinwire.report.cells import best_of_ours, cells, headline, ran, speedups
-from thinwire.timings import GridCell, Spread, timings
+from thinwire.timings import GridCell, Spread, best_of_ours, cells, headline, ran, speedups, timings
 
 BIG, SMALL = "resnet-made-up", next(iter(NETS))
 

@@ -15,9 +15,8 @@ from thinwire.recipes import registry
 from thinwire.recipes.base import Data, Samples, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.learners import RecipeLearners
-from thinwire.recipes.partition import own_part, shuffle_ring
 from thinwire.recipes.samples import TensorSamples
-from thinwire.recipes.setup import RunSetup, worker_seed
+from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, shuffle_ring, worker_seed
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
@@ -103,7 +102,7 @@ def for_real(
     shards: Shards | Streams | ShuffleRing = run.shards(rank, world_size)
     model = parts.model()
     model.load_state_dict(start)
-    schedule = run.lr_schedule(model, run.plan(world_size))
+    schedule = LRSchedule(parts, model, run.plan(world_size))
     optimizer = schedule.optimizer
     done = 0
     with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=BUCKET_BYTES) as link:

@@ -9,7 +9,7 @@ from torch.optim import SGD
 
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.engine.core import Core, Order
-from thinwire.engine.driver import Inline, Task
+from thinwire.engine.driver import Driver, Inline, Task
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -20,6 +20,9 @@ SMALL = 10
 
 class InlineShell:
     """Waits for nothing: what is needed has ended, or is waited for by a coroutine."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver, self.context = driver, TrainingContext()
 
     def wait_for(self, works: Iterable[Work]) -> None:
         for work in works:
@@ -48,21 +51,12 @@ def make_core(
             for number, data in enumerate(tensors)
         }
     )
-    optimizer, context = SGD(model.parameters(), lr=0.0), TrainingContext()
-    core = Core(
-        model,
-        optimizer,
-        strategy,
-        lane,
-        InlineShell(),
-        inline.driver,
-        buffers="local",
-        context=context,
-    )
+    optimizer, shell = SGD(model.parameters(), lr=0.0), InlineShell(inline.driver)
+    core = Core(model, optimizer, strategy, lane, shell, buffers="local")
     made = []
     for place, tensors in enumerate(buckets):
         names = [f"{place}-{number}" for number in range(len(tensors))]
-        made.append(ParameterBucket(place, names, [model[name] for name in names], SMALL, context))
+        made.append(ParameterBucket(place, names, [model[name] for name in names], SMALL, shell.context))
         made[-1].read_rate = rate
     core.assemble(made, [None] * len(made), piece_bytes=1)
     core.serve()

@@ -143,7 +143,11 @@ def test_one_grammar_for_known_and_own_strategies() -> None:
         (f"{__name__}:Sample2", "has no 'Sample2'", "did you mean 'Sample'?"),
         ("math:pi", "must be a dataclass derived from Strategy, got a float", "docs/"),
         ("pathlib:Path", "must be a dataclass derived from Strategy, got the class Path", "docs/"),
-        ("thinwire.hosts.faults:Fault", "must be a dataclass derived from Strategy, got the class Fault", ""),
+        (
+            "thinwire.hosts.description:Fault",
+            "must be a dataclass derived from Strategy, got the class Fault",
+            "",
+        ),
         (f"{__name__}:Sample:needed=1:wort=x", "has no setting 'wort'", "it has word (text)"),
         (f"{__name__}:Strict:few=9", "refuses its settings: few must be small", "it has few"),
     ],

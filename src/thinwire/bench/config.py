@@ -116,7 +116,6 @@ DEMO = replace(
 
 
 def run_folder(bench: Path, study: Study, system: str) -> Path:
-    """The run folder of one system in one study."""
     return bench / RUNS / f"{study.recipe}-{system}".replace(":", "-").replace("=", "-")
 
 
@@ -127,7 +126,6 @@ def write(folder: Path, config: BenchConfig, more: Mapping[str, Any]) -> None:
 
 
 def read(folder: Path) -> BenchConfig:
-    """Read the configuration of a bench folder."""
     config = json.loads((folder / FILE).read_text(encoding="utf-8"))["config"]
     studies = tuple(Study(**study) for study in config.pop("studies"))
     lists = {key: tuple(value) for key, value in config.items() if isinstance(value, list)}

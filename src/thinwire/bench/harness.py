@@ -96,12 +96,9 @@ class LabPaths:
     """The network paths of all hosts; over loopback there is nothing to shape and nothing to count."""
 
     def __init__(self, control: Control | None) -> None:
+        self.shaped = control is not None
         self._control = control
         self._load = CpuLoad()
-
-    @property
-    def shaped(self) -> bool:
-        return self._control is not None
 
     def restart_load(self) -> None:
         """Watch the processors from here on."""
@@ -125,10 +122,6 @@ class LabPaths:
         if self._control is not None and bits_per_s is not None and dist.get_rank() == 0:
             self._control.set_rate(bits_per_s)
         dist.barrier()
-
-    def open(self) -> None:
-        """Let everything through."""
-        self.set_rate(OPEN_BITS_PER_S)
 
     def sent_bytes(self) -> int:
         """Bytes that this worker's interface has sent; 0 over loopback."""
@@ -157,12 +150,7 @@ def block_without_times(cell: GridCell, turn: int, system: System, reason: str |
         rate_bits_per_s=cell.rate_bits_per_s,
         net=cell.net,
         turn=turn,
-        step_s=None,
         compute_s=compute_s(cell),
-        exposed_s=None,
-        processor_s=None,
-        sent_bytes=None,
-        messages=None,
         emulated=True,
         unavailable=reason,
     )
@@ -192,7 +180,7 @@ def _time(
     """Times and counters per step of this worker, instruments, and whether processors were full."""
     model = EmulatedModel(parse_net(block.net, scale=config.scale), seed=dist.get_rank())
     rate = None if block.rate_bits_per_s is None else block.rate_bits_per_s * config.scale
-    paths.open()
+    paths.set_rate(OPEN_BITS_PER_S)
     with joined(system, model, SGD(model.parameters(), lr=0.01)) as (wrapped, optimizer, link):
         train = training(wrapped, optimizer)
         settle_s = _settle(system, model, train, lambda: paths.set_rate(rate))
@@ -201,21 +189,18 @@ def _time(
 
         def counters() -> dict[str, float]:
             sent = {"sent_bytes": float(paths.sent_bytes())}
-            if link is not None:
-                own = link.stats
-                sent |= {
-                    "metered_bytes": own.sent_bytes,
-                    "messages": own.messages,
-                    "exposed_s": own.exposed_s,
-                }
-            return sent
+            if link is None:
+                return sent
+            own = link.stats
+            told = {"metered_bytes": own.sent_bytes, "messages": own.messages, "exposed_s": own.exposed_s}
+            return sent | told
 
         dist.barrier()
         paths.restart_load()
         timed = time_steps(train, steps, counters)
         instruments = {} if link is None else link.stats.instruments
         full = paths.processor_full()
-        paths.open()  # a barrier: nobody leaves while others still train
+        paths.set_rate(OPEN_BITS_PER_S)  # a barrier: nobody leaves while others still train
         return timed, instruments, full
 
 

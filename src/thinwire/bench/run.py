@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from thinwire.bench import accuracy_table, step_table
 from thinwire.bench import config as configs
 from thinwire.bench.config import RUNS, BenchConfig, Study, provenance
 from thinwire.bench.plan import Outlook
-from thinwire.bench.step_table import Table
 from thinwire.bench.systems import HOW_TO_GET_RIVALS, choose, family_of, find, load_rivals
+from thinwire.bench.tables import AccuracyRow, Table, accuracy_rows, accuracy_table, step_rows, step_tables
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, StepTimed, read_events
 from thinwire.hosts.description import Description, Host
@@ -180,28 +179,26 @@ def write_results(folder: Path, setup: BenchSetup) -> dict[str, list[Table]]:
     """Write the tables of everything measured so far beside the events, as Markdown and as JSON; return them
     by title: one per cell, and one per study."""
     config = setup.config
-    remark = "" if setup.shaped else " (loopback: no lab here, so rates do not apply)"
     timed = [event.record for event in read_events(folder) if isinstance(event.record, StepTimed)]
-    step_rows = step_table.rows_of(timed, config.systems)
-    accuracy_rows: list[accuracy_table.AccuracyRow] = []
-    tables = {"Step time": step_table.tables_of(step_rows), "Time to accuracy": []}
+    steps = step_rows(timed, config.systems)
+    trained: list[AccuracyRow] = []
+    tables = {"Step time": step_tables(steps), "Time to accuracy": []}
+    remark = "" if setup.shaped else " (loopback: no lab here, so rates do not apply)"
     for study in config.studies:
-        if (reason := setup.no_data.get(study.recipe)) is not None:
-            tables["Time to accuracy"].append(accuracy_table.missing_table(study, reason))
-            continue
-        rows = accuracy_table.rows_of(folder, config, study, setup.absent, counted=setup.shaped)
-        tables["Time to accuracy"].append(accuracy_table.table_of(study, rows, remark))
-        accuracy_rows += rows
+        no_data = setup.no_data.get(study.recipe, "")
+        rows = [] if no_data else accuracy_rows(folder, config, study, setup.absent, counted=setup.shaped)
+        tables["Time to accuracy"].append(accuracy_table(study, rows, remark, no_data))
+        trained += rows
     head = [] if setup.shaped else [f"Measured over loopback, so rates do not apply: {setup.no_lab}"]
     if config.scale != 1:
         head.append(f"Nets and rates are scaled by {config.scale:g}; seconds are not.")
     if setup.no_rivals is not None:
         head.append(f"Rivals: {setup.no_rivals}")
-    all_rows: list[Sequence[Any]] = [step_rows, accuracy_rows]
-    for (title, found), rows_ in zip(tables.items(), all_rows, strict=True):
+    measured: list[Sequence[Any]] = [steps, trained]
+    for (title, found), all_rows in zip(tables.items(), measured, strict=True):
         place = folder / title.lower().replace(" ", "_")
         parts = [f"## {title}", *head, *(table.markdown() for table in found)]
         place.with_suffix(".md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-        content = json.dumps([asdict(row) for row in rows_], indent=1) + "\n"
+        content = json.dumps([asdict(row) for row in all_rows], indent=1) + "\n"
         place.with_suffix(".json").write_text(content, encoding="utf-8")
     return tables

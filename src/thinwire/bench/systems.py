@@ -48,22 +48,18 @@ class System(Protocol):
     @property
     def name(self) -> str:
         """Its name in tables."""
-        ...
 
     @property
     def period(self) -> int:
         """The number of steps after which its traffic repeats; a measurement covers whole periods."""
-        ...
 
     def available(self) -> str | None:
         """Why it cannot run here ("not installed: ..."), or None if it can."""
-        ...
 
     def join(
         self, model: nn.Module, optimizer: Optimizer
     ) -> AbstractContextManager[tuple[nn.Module, Optimizer]]:
         """Make the loop in the `with` block distributed; leaving the block undoes it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

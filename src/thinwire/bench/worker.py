@@ -22,11 +22,11 @@ from torch.optim import Optimizer
 
 from thinwire.bench import config as configs
 from thinwire.bench.config import BenchConfig, Study, run_folder
-from thinwire.bench.harness import LabPaths, block_without_times, joined, time_block
+from thinwire.bench.harness import OPEN_BITS_PER_S, LabPaths, block_without_times, joined, time_block
 from thinwire.bench.plan import cells, fits, rotated
 from thinwire.bench.systems import EXACT, Ours, System, find, load_rivals
+from thinwire.engine.core import Stats
 from thinwire.engine.link import Link
-from thinwire.engine.stats import Stats
 from thinwire.events import EventWriter
 from thinwire.lab.control import Control
 from thinwire.recipes import registry
@@ -104,7 +104,7 @@ def train_study(bench: Path, study: Study, system: System, paths: LabPaths) -> N
     with EventWriter(folder, rank) as writer:
         writer.write(run_started(config, world_size))
         train(recipe, config, WorkerContext(rank, world_size), writer.write, attach=join_by(system, paths))
-    paths.open()
+    paths.set_rate(OPEN_BITS_PER_S)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,11 @@ from rich.table import Table as RichTable
 from thinwire.bench.config import DEMO, QUICK, RUNS, STANDARD, BenchConfig
 from thinwire.bench.plan import cells
 from thinwire.bench.run import BenchSetup, measure, prepare, write_results
-from thinwire.bench.step_table import Table
 from thinwire.bench.systems import standard_names
+from thinwire.bench.tables import Table
 from thinwire.cli import options
-from thinwire.cli.output import note, results_folder
-from thinwire.cli.show import optional_page, report
+from thinwire.cli.output import note, optional_page, results_folder
+from thinwire.cli.show import report
 from thinwire.events import Event, StepTimed, Summary
 from thinwire.hosts.quantities import format_rate, parse_counts, parse_duration, parse_rates
 from thinwire.timings import GridCell

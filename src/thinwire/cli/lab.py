@@ -97,11 +97,6 @@ def readings(description: Description, found: Calibration, megabytes: float) -> 
     for reading in found.readings:
         times = [f"{seconds * 1e3:.0f} ms" for seconds in (reading.expected_s, reading.measured_s)]
         rows.append([reading.operation, *times, f"{reading.ratio:.2f}" + ("" if reading.close else " (off)")])
-    return "\n".join(
-        [
-            f"{description.summary()}, {megabytes:g} MB each",
-            columns(rows, left=0),
-            f"interfaces counted {found.counted_share:.3f} of the bytes handed to them",
-            f"processors {found.busy_share:.0%} busy",
-        ]
-    )
+    head = f"{description.summary()}, {megabytes:g} MB each"
+    counted = f"interfaces counted {found.counted_share:.3f} of the bytes handed to them"
+    return "\n".join([head, columns(rows, left=(0,)), counted, f"processors {found.busy_share:.0%} busy"])

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
-from thinwire.errors import SettingError
+from thinwire.errors import MissingExtra, SettingError
 
 
 def fail(message: str, hint: str = "", *, status: int = 1) -> int:
@@ -24,22 +25,15 @@ def note(text: str) -> None:
     sys.stderr.flush()
 
 
-def table(rows: Sequence[tuple[str, str]], *, indent: int = 0) -> str:
-    """Two columns of text, the first as wide as its longest entry."""
-    width = max((len(left) for left, _ in rows), default=0)
-    return "\n".join(f"{'':{indent}}{left:{width}}  {right}" for left, right in rows)
-
-
-def columns(rows: Sequence[Sequence[str]], *, left: int) -> str:
-    """Columns of numbers, aligned to the right; only column `left` is aligned to the left."""
+def columns(rows: Sequence[Sequence[str]], *, left: Collection[int], indent: int = 0) -> str:
+    """Columns of numbers, aligned to the right; only the columns `left` are aligned to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            text.ljust(width) if column == left else text.rjust(width)
-            for column, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    )
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths, strict=True))
+        return "  ".join(text.ljust(width) if i in left else text.rjust(width) for i, (text, width) in cells)
+
+    return "\n".join(" " * indent + line(row).rstrip() for row in rows)
 
 
 def results_folder(
@@ -55,7 +49,15 @@ def results_folder(
         if any(out.iterdir()) and not may_hold(out):
             raise SettingError(f"--out must be a new or empty folder, and {out} is not empty", hint=hint)
     except OSError as error:
-        raise SettingError(
-            f"--out must be a folder that can be written to, {out} is not: {error.strerror}"
-        ) from None
+        rule = "--out must be a folder that can be written to"
+        raise SettingError(f"{rule}, {out} is not: {error.strerror}") from None
     return out
+
+
+@contextmanager
+def optional_page() -> Iterator[None]:
+    """Let a command end well if it can do everything but draw a page, because matplotlib is not installed."""
+    try:
+        yield
+    except MissingExtra as missing:
+        note(f"no page was made: {missing.message} ({missing.hint})")

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from thinwire.cli.output import note, table
-from thinwire.errors import MissingExtra
+from thinwire.cli.output import columns, note
 from thinwire.recipes import registry as all_recipes
 from thinwire.report.page import write_report
 from thinwire.strategies import registry as all_strategies
@@ -30,7 +27,7 @@ def strategies(
             (f"{s.name}={'...' if s.default is None else s.default}", f"{s.type}: {s.doc}")
             for s in info.settings
         ]
-        typer.echo(table(rows, indent=4), nl=bool(rows))
+        typer.echo(columns(rows, left=(0, 1), indent=4), nl=bool(rows))
     note(f"on a command line: --strategy NAME:KEY=VALUE:KEY=VALUE, {all_strategies.EXAMPLES}")
 
 
@@ -41,7 +38,8 @@ def recipes() -> None:
         default = " (default)" if name == all_recipes.DEFAULT else ""
         target = f"{recipe.target.metric} {as_metric(recipe.target.metric, recipe.target.value)}"
         rows = [("--epochs", str(recipe.epochs)), ("--batch-size", f"{recipe.batch_size} per worker")]
-        typer.echo(f"{name}{default}\n    {recipe.summary}\n{table([*rows, ('target', target)], indent=4)}")
+        rows.append(("target", target))
+        typer.echo(f"{name}{default}\n    {recipe.summary}\n{columns(rows, left=(0, 1), indent=4)}")
 
 
 def report(
@@ -56,12 +54,3 @@ def report(
         note(f"note: {notice}")
     note(written.verdict)
     typer.echo(str(written.page))
-
-
-@contextmanager
-def optional_page() -> Iterator[None]:
-    """Let a command end well if it can do everything but draw a page, because matplotlib is not installed."""
-    try:
-        yield
-    except MissingExtra as missing:
-        note(f"no page was made: {missing.message} ({missing.hint})")

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.output import note, results_folder, table
+from thinwire.cli.output import columns, note, results_folder
 from thinwire.cli.view import LineView, progress_view
-from thinwire.errors import SettingError
-from thinwire.events import FOLDER, Event
+from thinwire.errors import SettingError, check
+from thinwire.events import FOLDER, Event, plain
 from thinwire.recipes import registry
 from thinwire.recipes.config import FILE, RunConfig, resolve
 from thinwire.recipes.follow import FinishedRun, RunState, curves, run_local, tensorboard_writer, written
@@ -76,17 +76,16 @@ def train(
         tensorboard_writer()  # it is missed before training, not after
     run = (_under_torchrun if torchrun else _here)(out, config, tensorboard)
     if run is not None:  # under torchrun only rank 0 has something to print
-        typer.echo(json.dumps(run.plain()) if as_json else summary(run))
+        result = {**plain(run.summary), "wall_s": run.wall_s, "run": str(run.folder)}
+        typer.echo(json.dumps(result) if as_json else summary(run))
 
 
 def _num_workers(asked: int | None, torchrun: bool) -> int:
     if not torchrun:
         return DEFAULT_WORKERS if asked is None else asked
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
-    if asked not in (None, world_size):
-        raise SettingError(
-            f"workers must be torchrun's {world_size}, got {asked}", hint="leave --workers out under torchrun"
-        )
+    hint = "leave --workers out under torchrun"
+    check(asked in (None, world_size), "workers", f"torchrun's {world_size}", asked, hint=hint)
     return world_size
 
 
@@ -127,9 +126,8 @@ def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> F
             hint="for example --out runs/first",
         )
     if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not config.resume:
-        raise SettingError(
-            f"--out must be a new folder, and {out} holds another run", hint="name another folder"
-        )
+        message = f"--out must be a new folder, and {out} holds another run"
+        raise SettingError(message, hint="name another folder")
     out.mkdir(parents=True, exist_ok=True)
     began_s, state = time.monotonic(), RunState(config.workers)
     view = LineView(_title(out, config)) if rank == 0 else None
@@ -165,4 +163,4 @@ def summary(run: FinishedRun) -> str:
         *((name.replace("_", " "), f"{value:.3g}") for name, value in result.instruments.items()),
         ("results", str(run.folder)),
     ]
-    return table(rows)
+    return columns(rows, left=(0, 1))

@@ -87,14 +87,10 @@ def live_view(console: Console, title: str) -> Iterator[Show]:
 def _drawn(title: str, state: RunState) -> Group:
     latest = state.latest
     if latest is None:
-        return Group(
-            Text(title), Text(f"starting: {len(state.started)} of {state.num_workers} workers are up")
-        )
+        up = f"starting: {len(state.started)} of {state.num_workers} workers are up"
+        return Group(Text(title), Text(up))
+    bar = ProgressBar(total=1.0, completed=state.done_share, width=40)
+    left = "" if state.left_s is None else f"{as_duration(state.left_s)} left"
     row = Table.grid(padding=(0, 1))
-    row.add_row(
-        Text(f"epoch {latest.epoch}/{latest.num_epochs}"),
-        ProgressBar(total=1.0, completed=state.done_share, width=40),
-        Text(f"{state.done_share:4.0%}"),
-        Text("" if state.left_s is None else f"{as_duration(state.left_s)} left"),
-    )
+    row.add_row(f"epoch {latest.epoch}/{latest.num_epochs}", bar, f"{state.done_share:4.0%}", left)
     return Group(Text(title), row, Text(numbers(state)))

@@ -2,10 +2,21 @@
 
 from typing import TYPE_CHECKING, Any
 
-from thinwire.data.files import Arrays, TrainTest, find_higgs, load_digits, load_higgs
-from thinwire.data.images import find_cifar, find_mnist, load_cifar, load_mnist
-from thinwire.data.shards import Shards
-from thinwire.data.text import Streams, Tokens, find_tokens, load_tokens
+from thinwire.data.files import (
+    Arrays,
+    Tokens,
+    TrainTest,
+    find_cifar,
+    find_higgs,
+    find_mnist,
+    find_tokens,
+    load_cifar,
+    load_digits,
+    load_higgs,
+    load_mnist,
+    load_tokens,
+)
+from thinwire.data.shards import Shards, Streams
 
 if TYPE_CHECKING:
     from thinwire.data.ring import ShuffleRing

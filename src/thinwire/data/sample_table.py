@@ -47,9 +47,10 @@ class SampleTable:
         if not fields:
             raise SettingError("fields must be one or more, got none", hint="for example inputs, labels")
         self.fields = list(fields)
-        self._formats = [_row_format(index, field) for index, field in enumerate(fields)]
-        self._head_formats = [_LENGTH if each.is_list else each for each in self._formats]
-        self._list_formats = [each for each in self._formats if each.is_list]
+        self.formats = [_row_format(index, field) for index, field in enumerate(fields)]
+        """Of each field's rows; tables with equal formats can exchange rows."""
+        self._head_formats = [_LENGTH if each.is_list else each for each in self.formats]
+        self._list_formats = [each for each in self.formats if each.is_list]
         self.has_lists = bool(self._list_formats)
         lengths = [len(field) for field in fields]
         if len(set(lengths)) > 1:
@@ -62,10 +63,6 @@ class SampleTable:
 
     def __len__(self) -> int:
         return len(self.fields[0])
-
-    def describe(self) -> list[str]:
-        """Describe each field's rows; tables with equal descriptions can exchange rows."""
-        return [str(each) for each in self._formats]
 
     def take(self, slots: Tensor) -> tuple[Field, ...]:
         """Return the rows in `slots`: a copy of those of a tensor, the very tensors of a list."""
@@ -89,18 +86,13 @@ class SampleTable:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
-    # -- encoding -----------------------------------------------------------------------------------
-
     def encode(self, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Copy the rows in `slots` into bytes: head and tail (empty without lists)."""
-        rows = self.take(slots)
+        rows, none = self.take(slots), self._empty([], [])
         head = [field if isinstance(field, Tensor) else _lengths(field) for field in rows]
         lists = [torch.cat(field) for field in rows if isinstance(field, list)]
-        return self._as_bytes(head), self._as_bytes(lists)
-
-    def _as_bytes(self, tensors: Sequence[Tensor]) -> Tensor:
-        flat = [tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors]
-        return torch.cat([self._empty([], []), *flat])
+        heads, tails = ([t.contiguous().view(-1).view(torch.uint8) for t in each] for each in (head, lists))
+        return torch.cat([none, *heads]), torch.cat([none, *tails])
 
     def decode(self, head: Tensor, tail: Tensor) -> list[Field]:
         """Return the rows that `encode` has turned into bytes."""
@@ -109,12 +101,12 @@ class SampleTable:
         # clones: one row must not keep the bytes of all those that came with it
         return [
             [row.clone() for row in next(items).split(part.tolist())] if each.is_list else part
-            for each, part in zip(self._formats, parts, strict=True)
+            for each, part in zip(self.formats, parts, strict=True)
         ]
 
     def empty_head(self, count: int) -> Tensor:
         """Allocate the head of `count` rows."""
-        return self._empty(self._head_formats, [count] * len(self._formats))
+        return self._empty(self._head_formats, [count] * len(self.formats))
 
     def empty_tail(self, head: Tensor) -> Tensor:
         """Allocate the tail that belongs to `head`."""
@@ -125,13 +117,11 @@ class SampleTable:
 
     def _split_head(self, head: Tensor) -> list[Tensor]:
         count = len(head) // sum(each.num_bytes for each in self._head_formats)
-        return _split(head, self._head_formats, [count] * len(self._formats))
+        return _split(head, self._head_formats, [count] * len(self.formats))
 
     def _list_lengths(self, head: list[Tensor]) -> list[int]:
-        pairs = zip(self._formats, head, strict=True)
+        pairs = zip(self.formats, head, strict=True)
         return [int(lengths.sum()) for each, lengths in pairs if each.is_list]
-
-    # -- saved --------------------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Any]:
         """Return all rows, by the number of their field; the user's tensors are not copied."""
@@ -145,7 +135,7 @@ class SampleTable:
     def load(self, saved: Sequence[dict[str, Any]], rows: Tensor) -> None:
         """Overwrite all rows with those numbered `rows` of what one or several workers have dumped."""
         fields: list[Field] = []
-        for index, each in enumerate(self._formats):
+        for index, each in enumerate(self.formats):
             parts = [dump[str(index)] for dump in saved]
             if each.is_list:
                 items = [row for part in parts for row in part["items"].split(part["lengths"].tolist())]

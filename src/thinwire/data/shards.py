@@ -1,10 +1,10 @@
-"""Which worker trains on which samples: one permutation per epoch, the same on all workers, dealt in turn."""
+"""Which worker trains on which samples of an epoch: dealt in turn in one order, or as streams of text."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -63,11 +63,8 @@ class Shards:
 
     def __len__(self) -> int:
         """Samples this worker has left in this epoch."""
-        left = self.num_samples - self.position
-        whole, extra = divmod(left, self.world_size)
-        if self.remainder == "drop" or extra == 0:
-            return whole
-        return whole + 1 if self.remainder == "repeat" else whole + (self.rank < extra)
+        whole, extra = divmod(self.num_samples - self.position, self.world_size)
+        return whole + {"drop": False, "repeat": extra > 0, "uneven": self.rank < extra}[self.remainder]
 
     def __iter__(self) -> Iterator[int]:
         """Iterate over the indices left. `position` stays (a DataLoader reads ahead): call `advance`."""
@@ -95,14 +92,12 @@ class Shards:
 
     def _mine(self) -> NDArray[np.int64]:
         if self._order is None:  # cached: a permutation of a large data set takes a while
-            order = np.arange(self.num_samples)
-            generator = np.random.default_rng([self.seed, self.epoch])
-            self._order = generator.permutation(self.num_samples) if self.shuffle else order
+            generator, count = np.random.default_rng([self.seed, self.epoch]), self.num_samples
+            self._order = generator.permutation(count) if self.shuffle else np.arange(count)
         left = self._order[self.position :]
         if self.remainder == "repeat" and len(left):
             left = np.concatenate([left, self._order[: -len(left) % self.world_size]])
-        mine = left[self.rank :: self.world_size]
-        return mine[: len(self)]
+        return left[self.rank :: self.world_size][: len(self)]
 
     def state_dict(self) -> dict[str, int]:
         """Return the place in the epoch; rank and world size are not part of it."""
@@ -112,3 +107,84 @@ class Shards:
         """Continue from a saved place, with this object's own rank and world size."""
         self.seed = state["seed"]
         self.set_epoch(state["epoch"], position=state["position"])
+
+
+@dataclass(slots=True, kw_only=True)
+class Streams:
+    """This worker's rows of every epoch, as sample indices; the counterpart of `Shards` for text.
+
+    A sample is a piece of text; sample i+1 continues where sample i ends. In every batch a row is the piece
+    after the one this row held in the batch before, so a model may carry its state from batch to batch.
+
+    The samples are cut into as many streams of equal length as the global batch has rows, and each worker
+    owns `batch_size` of them. So the streams depend on the global batch size alone: two workers with 10 rows
+    each read what one worker with 20 rows reads. Samples left at the end, less than one a row, are not used.
+
+    >>> a, b = (Streams(num_samples=9, rank=r, world_size=2) for r in (0, 1))
+    >>> [batch.tolist() for batch in a.batches(1)], [batch.tolist() for batch in b.batches(1)]
+    ([[0], [1], [2], [3]], [[4], [5], [6], [7]])
+    """
+
+    num_samples: int
+    """Samples in the whole text."""
+    rank: int = 0
+    """This worker."""
+    world_size: int = 1
+    """Number of workers."""
+    epoch: int = 0
+    """The epoch that iteration goes through; all are alike."""
+    past: list[tuple[int, int]] = field(default_factory=list)
+    """Rows and batches read, for each global batch size of this epoch."""
+
+    def __post_init__(self) -> None:
+        check(self.world_size >= 1, "world_size", "at least 1", self.world_size)
+        check(0 <= self.rank < self.world_size, "rank", f"from 0 to {self.world_size - 1}", self.rank)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the start of `epoch`."""
+        check(epoch >= 0, "epoch", "0 or more", epoch)
+        self.epoch, self.past = epoch, []
+
+    def batches(self, batch_size: int) -> Iterator[NDArray[np.int64]]:
+        """Yield this worker's batches left, one sample per row.
+
+        The place in the epoch advances as a batch is yielded: save after training on it.
+        """
+        left = self._left(batch_size)
+        *before, (rows, done) = self.past
+        for batch in left[self.rank * batch_size : (self.rank + 1) * batch_size].T:
+            done += 1
+            self.past = [*before, (rows, done)]
+            yield batch
+
+    def num_batches(self, batch_size: int) -> int:
+        """Return how many batches `batches` has left."""
+        return int(self._left(batch_size).shape[1])
+
+    def _left(self, batch_size: int) -> NDArray[np.int64]:
+        """Return the sample indices left, by row of the global batch and by batch."""
+        check(batch_size >= 1, "batch_size", "at least 1", batch_size)
+        rows = self.world_size * batch_size
+        self.past = [each for each in self.past if each[1]]
+        # if the global batch size has changed within the epoch, what is left is cut into other streams
+        if not self.past or self.past[-1][0] != rows:
+            self.past.append((rows, 0))
+        samples = left = np.arange(self.num_samples)
+        for cut_rows, num_done in self.past:
+            size = len(samples) // cut_rows * cut_rows
+            left = samples[:size].reshape(cut_rows, -1)[:, num_done:]
+            samples = np.concatenate([left.reshape(-1), samples[size:]])
+        rule = f"at most {self.num_samples // self.world_size} (one sample a row)"
+        hint = "use fewer workers, a smaller batch or more text"
+        check(rows <= self.num_samples or len(self.past) > 1, "batch_size", rule, batch_size, hint=hint)
+        return left
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place in the epoch; rank and world size are not part of it."""
+        return {"epoch": self.epoch, "past": [each for each in self.past if each[1]]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a saved place. With the same global batch size each row continues its text; with
+        another, what is left of all rows is cut anew, so that nothing is read twice."""
+        self.set_epoch(state["epoch"])
+        self.past = [(int(rows), int(done)) for rows, done in state["past"]]

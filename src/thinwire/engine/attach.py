@@ -4,37 +4,36 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import get_args
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import claims, replicas
 from thinwire.engine.buckets import local, make_buckets
 from thinwire.engine.buffers import BufferPolicy
-from thinwire.engine.core import Core
-from thinwire.engine.endpoint import Endpoint
-from thinwire.engine.link import Link
-from thinwire.engine.optimizer_state import with_optimizer_state
+from thinwire.engine.core import Core, Ranks
+from thinwire.engine.link import Link, linked
+from thinwire.engine.optimizer import give_optimizer_state
+from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.transport import Transport
 from thinwire.errors import SettingError, UsageError, check, check_one_of
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.process_group import connect
+from thinwire.wire.work import Work
 
 # By name: importing them only to compare would cost every user a second at the start.
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
 
 TIMEOUT_S = 300.0
 MOST_BUCKET_BYTES = 25 << 20
-LEAST_BUCKET_BYTES = 256 << 10
+LEAST_BUCKET_BYTES = 512 << 10
 """A bucket costs each worker about a millisecond of its processor, whatever its size."""
 LEAST_MESSAGE_BYTES = 64 << 10
 """A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
-
-Ranks = tuple[int, ...] | None
 
 
 def attach(
@@ -56,16 +55,14 @@ def attach(
 
     Args:
         model: an ordinary module, not wrapped in DDP or FSDP; compiled is fine. Of a DTensor its local part
-        is
-            trained, together with the workers that hold the same part.
+            is trained, together with the workers that hold the same part.
         optimizer: any torch.optim optimizer over the model's parameters.
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a lane of a test's own).
         replica_ranks: parameters, by name or the name of their module, that only some workers hold copies of:
             the ranks of those that hold this worker's copy.
         bucket_bytes: gradients travel in pieces of about this size; by default the strategy's number of them,
-        of
-            at most 25 MiB and at least 256 KiB, and 64 KiB per worker.
+            of at most 25 MiB and at least 256 KiB, and 64 KiB per worker.
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -80,9 +77,8 @@ def attach(
     (1, 0)
     """
     check_one_of("buffers", buffers, get_args(BufferPolicy))
-    check(
-        bucket_bytes is None or bucket_bytes > 0, "bucket_bytes", "a positive number of bytes", bucket_bytes
-    )
+    positive = bucket_bytes is None or bucket_bytes > 0
+    check(positive, "bucket_bytes", "a positive number of bytes", bucket_bytes)
     check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
     _check_strategy(strategy)
     _check_model(model)
@@ -95,21 +91,9 @@ def attach(
     group_of = _groups(model, replica_ranks or {}, process_group, lane)
     transport = Transport(lane, timeout_s)
     try:
-        core = Core(
-            model,
-            optimizer,
-            strategy,
-            lane,
-            transport,
-            transport.driver,
-            buffers=buffers,
-            context=transport.context,
-        )
-        _start_alike(core, transport, settings, group_of)
-
-        def rebuild() -> None:
-            cut(core, group_of, bucket_bytes)
-
+        core = Core(model, optimizer, strategy, lane, transport, buffers=buffers)
+        _start_alike(core, timeout_s, settings, group_of)
+        rebuild = partial(cut, core, group_of, bucket_bytes)
         rebuild()
         transport.core = core
         return Link(core, transport, rebuild)
@@ -122,15 +106,15 @@ def attach(
 def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
     """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
     named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
-    first_bytes = None
+    end_bytes = 0
     if bucket_bytes is None:
         model_bytes = sum(local(p).nbytes for _, p in named)
         bucket_bytes = default_bucket_bytes(model_bytes, core.strategy, core.lane.world_size)
-        first_bytes = bucket_bytes // 2 or None  # so that the wire starts early in backward
+        end_bytes = bucket_bytes // 4
     groups = [group_of.get(name) for name, _ in named]
-    buckets = make_buckets(named, bucket_bytes, first_bytes, groups=groups, context=core.context)
+    buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
     ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
-    with_optimizer_state(buckets, core.optimizer)
+    give_optimizer_state(buckets, core.optimizer)
     core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes)
 
 
@@ -163,8 +147,8 @@ def _groups(
         check(inside, f"replica_ranks of {name}", f"different ranks below {lane.world_size}", ranks)
         check(lane.rank in ranks, f"replica_ranks of {name}", f"with this worker's rank {lane.rank}", ranks)
         found[name] = ranks
-    unknown = [key for key in given if not any((n + ".").startswith(key + ".") for n in found)]
-    unknown = [key for key in unknown if tuple(given[key]) != everyone]
+    some = [key for key, ranks in given.items() if tuple(ranks) != everyone]
+    unknown = [key for key in some if not any((name + ".").startswith(key + ".") for name in found)]
     check(not unknown, "replica_ranks", "names of parameters or modules of the model", unknown)
     return found
 
@@ -176,43 +160,34 @@ def _mesh_ranks(parameter: Tensor, members: Sequence[int]) -> tuple[int, ...]:
     assert isinstance(parameter, DTensor)
     mesh = parameter.device_mesh
     root = mesh._get_root_mesh()  # a layer split along "tp" has its replicas along the other dimensions
-    own, names = root.get_coordinate(), mesh.mesh_dim_names or ()
+    own, names = root.get_coordinate(), mesh.mesh_dim_names or range(mesh.ndim)
     assert own is not None, "a worker that holds a part of the tensor is in its mesh"
-    split = {
-        names[dim] if names else dim
-        for dim, placement in enumerate(parameter.placements)
-        if not placement.is_replicate()
-    }
-    place = tuple(
-        own[dim] if name in split else slice(None)
-        for dim, name in enumerate(root.mesh_dim_names or range(root.ndim))
-    )
+    split = {name for name, kind in zip(names, parameter.placements, strict=True) if not kind.is_replicate()}
+    root_names = root.mesh_dim_names or range(root.ndim)
+    place = tuple(at if name in split else slice(None) for at, name in zip(own, root_names, strict=True))
     return tuple(members.index(rank) for rank in root.mesh[place].reshape(-1).tolist())
 
 
-def _start_alike(
-    core: Core, transport: Transport, settings: list[str], group_of: Mapping[str, Ranks]
-) -> None:
+def _start_alike(core: Core, timeout_s: float, settings: list[str], group_of: Mapping[str, Ranks]) -> None:
     """Make sure that all replicas have the same parameters and settings, and give them the first one's."""
     named = list(core.model.named_parameters())
+
+    def wait(work: Work) -> None:
+        if not work.wait(timeout_s):
+            raise core.lane.late_error(
+                f"worker {core.lane.rank} has waited {timeout_s:g} s for the others to attach"
+            )
+
     for group in (None, *dict.fromkeys(group_of.values())):
-        endpoint = core.engine if group is None else core.endpoint(group)
         mine = [(name, p) for name, p in named if group_of.get(name) == group]
-        lines = [*settings, *replicas.describe(mine, "parameter")]
+        lines = [*settings, *describe(mine, "parameter")]
         tensors = [local(p) for _, p in mine]
         if group is None:
-            lines += replicas.describe(core.model.named_buffers(), "buffer")
+            lines += describe(core.model.named_buffers(), "buffer")
             tensors += core.model.buffers()
-
-        def wait(call: replicas.Call, endpoint: Endpoint = endpoint) -> None:
-            if not endpoint.issue(call).wait(transport.timeout_s):
-                raise core.lane.late_error(
-                    f"worker {core.lane.rank} has waited {transport.timeout_s:g} s for the others to attach"
-                )
-
-        lane = endpoint.lane
-        replicas.check_alike(lines, lane.rank, lane.world_size, wait)
-        replicas.broadcast_tensors_(tensors, 0, wait)
+        replicas = Replicas(core.engine if group is None else core.endpoint(group), wait)
+        replicas.check_alike(lines)
+        replicas.broadcast_tensors_(tensors, 0)
     core.meter.reset()  # what is counted is training
     core.engine_meter.reset()
 
@@ -237,7 +212,12 @@ def _check_model(model: nn.Module) -> None:
             )
     if not any(p.requires_grad for p in model.parameters()):
         raise SettingError("model has no parameter that requires a gradient")
-    claims.check_free((name, p) for name, p in model.named_parameters() if p.requires_grad)
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and parameter in linked:
+            raise UsageError(
+                f"parameter {name} is already attached",
+                hint="detach that link first, by link.detach() or by leaving its `with` block",
+            )
 
 
 def _check_optimizer(optimizer: Optimizer, model: nn.Module, strategy: Strategy) -> None:

@@ -29,10 +29,11 @@ class Listener(Protocol):
 class _Slot:
     """One parameter: how often its gradient arrives in a backward pass, and has so far."""
 
-    name: str
-    bucket: int
+    bucket: ParameterBucket
     place: int
     """Among the bucket's parameters."""
+    copies: bool
+    """Whether the bucket takes the gradient as soon as it arrives."""
     expected: int = 0
     arrived: int = 0
 
@@ -59,12 +60,13 @@ class BackwardHooks:
         self._listener = listener
         self._announce = announce
         self._slots = [
-            [_Slot(name, bucket.place, place) for place, name in enumerate(bucket.names)]
-            for bucket in buckets
+            [_Slot(bucket, place, copies) for place, copies in enumerate(bucket.takes)] for bucket in buckets
         ]
         self._missing = [0] * len(buckets)
         self._full = 0
         self._pass: weakref.ref[_Pass] | None = None
+        self._graph = -1
+        """The graph that the last gradient came from."""
         self._counted = False
         self._handles: list[RemovableHandle] = []
 
@@ -82,20 +84,24 @@ class BackwardHooks:
     def _arrived(self, slot: _Slot, _: Tensor) -> None:
         if not self.active:
             return
-        self._enter()
-        if self._missing[slot.bucket] == 0:
+        if torch._C._current_graph_task_id() != self._graph:
+            self._enter()
+        missing, bucket = self._missing, slot.bucket
+        if missing[bucket.place] == 0:
             raise UsageError(
-                f"the gradient of {slot.name} arrived again after its bucket was sent",
+                f"the gradient of {bucket.names[slot.place]} arrived again after its bucket was sent",
                 hint="use checkpoint(..., use_reentrant=False), or overlap='none'",
             )
         slot.arrived += 1
-        if self._counted and slot.arrived >= slot.expected:
-            self._buckets[slot.bucket].take_(slot.place)
-        if self._counted and self._announce and slot.arrived == slot.expected:
-            self._missing[slot.bucket] -= 1
-            if self._missing[slot.bucket] == 0:
+        if not self._counted or slot.arrived < slot.expected:
+            return
+        if slot.copies:
+            bucket.take_(slot.place)
+        if self._announce and slot.arrived == slot.expected:
+            missing[bucket.place] -= 1
+            if missing[bucket.place] == 0:
                 self._full += 1
-                self._listener.bucket_is_full(slot.bucket)
+                self._listener.bucket_is_full(bucket.place)
 
     def _enter(self) -> None:
         """Notice which pass and graph this is, and ask to be called when the graph ends."""
@@ -109,9 +115,9 @@ class BackwardHooks:
             current = _Pass()
             self._pass = weakref.ref(current)
             self._begin()
-        graph = torch._C._current_graph_task_id()
-        if graph not in current.graphs:
-            current.graphs.add(graph)
+        self._graph = torch._C._current_graph_task_id()
+        if self._graph not in current.graphs:
+            current.graphs.add(self._graph)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, current))
 
     def _begin(self) -> None:

@@ -2,9 +2,9 @@
 
 A bucket is scratch: the user's parameters and gradients are copied in and out and never moved. Of a DTensor
 it holds the local part. Layout of `gradient`: large tensors, then small ones, then how much this worker's
-gradient counts, then a flag that says whether that is something else than 1, then one flag per parameter that
-says whether this step used it. So everything that must arrive exact is one piece at the end, and what one
-worker decides all of them see.
+gradient counts, then a flag that says whether that is something else than 1 (infinite: some gradient is not
+finite, and none is sent), then one flag per parameter that says whether this step used it. So everything that
+must arrive exact is one piece at the end, and what one worker decides all of them see.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.engine.leaves import Leaf
+from thinwire.engine.state import Leaf
 from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
 
+_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 LARGE_NUMEL = 1 << 14
 """Gradients from this size on are copied one by one as they arrive."""
 
@@ -36,23 +37,40 @@ class Item:
     """Only parameters of one kind (dtype, device, group of replicas) share a bucket."""
 
 
-def plan(items: Sequence[Item], bucket_bytes: int, first_bytes: int | None = None) -> list[list[int]]:
+def plan(items: Sequence[Item], bucket_bytes: int, end_bytes: int = 0) -> list[list[int]]:
     """Cut parameters into buckets, last parameter first, as backward fills them.
 
-    A bucket is closed when it has reached `bucket_bytes` (the first one of all: `first_bytes`, if that is
-    less), so only one larger parameter, or the last to come, can make it larger or leave it smaller.
+    A bucket is closed when it has reached `bucket_bytes`, so only one larger parameter can make it much
+    larger. With `end_bytes`, the first bucket is closed at that size, so that sending starts early, and so
+    many bytes are kept for the last one, which nothing of backward is left to hide; what is left over before
+    it joins the bucket before if it is less than half of one.
 
-    >>> plan([Item(4, "cpu"), Item(4, "cpu"), Item(4, "cpu")], bucket_bytes=8)
+    >>> plan([Item(4, "cpu")] * 3, bucket_bytes=8)
     [[2, 1], [0]]
+    >>> plan([Item(4, "cpu")] * 8, bucket_bytes=12, end_bytes=4)
+    [[7], [6, 5, 4], [3, 2, 1], [0]]
     """
     closed: list[list[int]] = []
     filling: dict[Hashable, list[int]] = {}
+    before = [0, *accumulate(item.num_bytes for item in items)]
+
+    def size(bucket: list[int]) -> int:
+        return sum(items[i].num_bytes for i in bucket)
+
     for index in reversed(range(len(items))):
         kind = items[index].kind
+        if before[index] < end_bytes <= before[index + 1]:  # here the last bucket begins
+            for other, bucket in filling.items():
+                full = [b for b in closed if items[b[0]].kind == other and size(b) >= bucket_bytes]
+                if full and 2 * size(bucket) < bucket_bytes:
+                    full[-1].extend(bucket)
+                else:
+                    closed.append(bucket)
+            filling = {}
         bucket = filling.setdefault(kind, [])
         bucket.append(index)
-        limit = bucket_bytes if closed or first_bytes is None else min(bucket_bytes, first_bytes)
-        if sum(items[i].num_bytes for i in bucket) >= limit:
+        limit = bucket_bytes if closed or not end_bytes else min(bucket_bytes, end_bytes)
+        if size(bucket) >= limit:
             closed.append(filling.pop(kind))
     return closed + list(filling.values())
 
@@ -112,14 +130,23 @@ class ParameterBucket:
         self.read_rate: Callable[[], float | None] = lambda: None
         self.leaves: dict[str, Leaf] = {}
         self._context = context
-        self._gradients, self._weight, self._uneven, self._used = self.gradient.split(
-            [self.num_parameters, 1, 1, len(sizes)]
-        )
+        self._gradients, self._tail = self.gradient.split([self.num_parameters, 2 + len(sizes)])
+        self._weight, self._uneven, self._used = self._tail.split([1, 1, len(sizes)])
+        self._usual_tail = torch.ones_like(self._tail)
+        self._usual_tail[1] = 0.0
+        # Asking torch for one number takes longer than all the rest of a small bucket's way back.
+        bits = _BITS.get(example.element_size()) if self.gradient.is_cpu else None
+        self._uneven_bits = None if bits is None else self._uneven.view(bits).numpy()
         self._views = self._split(self._gradients)
+        self.not_finite = ""
+        """Which gradient of this worker was not finite when it was last sent; mostly none."""
+        self.refused: bool | Tensor = False
+        """Whether the gradients of some worker were not, so that no step may be made with them."""
         self._taken: set[int] = set()
-        self._takes = [
+        self.takes = [
             self.gradient.is_cpu and local(p) is p and p.numel() >= LARGE_NUMEL for p in self.parameters
         ]
+        """Which gradients are worth a copy of their own when they arrive."""
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self._locals])
@@ -151,19 +178,27 @@ class ParameterBucket:
         self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
         return data
 
+    def remember_(self) -> None:
+        for leaf in self.leaves.values():
+            leaf.remember_()
+
+    def undo_(self) -> None:
+        """A pass was not used: go back to the state before it."""
+        for leaf in self.leaves.values():
+            leaf.undo_()
+
     # -- gradients --------------------------------------------------------------------------------
 
     def forget(self) -> None:
         """A pass begins: nothing has been taken."""
         self._taken.clear()
+        self.refused = False
 
     def take_(self, place: int) -> None:
         """Copy one large gradient that has just arrived, while it is in the processor's cache.
 
         Of small ones, and on other devices, one copy of them all, in `gather_`, is cheaper than one for each.
         """
-        if not self._takes[place]:
-            return
         grad = self.parameters[place].grad
         if grad is not None and grad.layout == torch.strided:
             self._views[place].copy_(grad.detach() if grad.requires_grad else grad)
@@ -175,41 +210,59 @@ class ParameterBucket:
         if self.gradient.is_meta:
             return  # sizes alone, without numbers
         views, grads, unused = [], [], []
-        for place, parameter in enumerate(self.parameters):
+        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
+            if place in self._taken:
+                continue
             if (grad := parameter.grad) is None:
                 unused.append(place)
-                self._views[place].zero_()
-            elif place not in self._taken:
+                view.zero_()
+            else:
                 if grad.layout != torch.strided:
                     raise UsageError(
                         f"the gradient of {self.names[place]} is sparse ({grad.layout}), "
                         "which thinwire cannot send",
                         hint="make the embedding with sparse=False",
                     )
-                views.append(self._views[place])
+                views.append(view)
                 grads.append(local(grad))
         if grads:
             torch._foreach_copy_(views, grads)
-        self._used.fill_(1.0)
+        self._tail.copy_(self._usual_tail)
         if unused:
             self._used[unused] = 0.0
         if weight != 1.0:
             self._gradients.mul_(weight)
-        self._weight.fill_(weight)
-        self._uneven.fill_(float(weight != 1.0))
+            self._weight.fill_(weight)
+            self._uneven.fill_(1.0)
+        self._hold_back_()
+
+    def _hold_back_(self) -> None:
+        """Send zeros and a flag instead of gradients that are not finite."""
+        self.not_finite = ""
+        if self.gradient.is_meta:
+            return
+        if not self.gradient.is_cpu:  # where asking would wait for the device
+            fine = self._gradients.isfinite().all()
+            self._gradients.mul_(fine).nan_to_num_(0.0)
+            self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
+        elif not math.isfinite(self._gradients.sum(dtype=torch.float64)):
+            wrong = self._gradients.isfinite().logical_not_().nonzero()
+            if wrong.numel():  # and not just a sum that is too large
+                self.not_finite = self.name_at(int(wrong[0]))
+                self._gradients.zero_()
+                self._uneven.fill_(math.inf)
 
     @torch.no_grad()
     def fill_(self, gradients: Sequence[Tensor]) -> None:
         """Fill `gradient` from tensors that are handed in, in the order of `parameters`; all count."""
         torch._foreach_copy_(self._views, list(gradients))
-        self._weight.fill_(1.0)
-        self._uneven.zero_()
-        self._used.fill_(1.0)
+        self._tail.copy_(self._usual_tail)
+        self._hold_back_()
 
     @torch.no_grad()
     def empty_into_(self, gradients: Sequence[Tensor]) -> None:
         """Overwrite tensors that are handed in with the reduced gradients."""
-        self._divide_()
+        self.divide_()
         torch._foreach_copy_(list(gradients), self._views)
 
     def fill_nothing_(self) -> None:
@@ -217,24 +270,29 @@ class ParameterBucket:
         self.gradient.zero_()
         self._uneven.fill_(1.0)
 
-    def _divide_(self) -> None:
+    def divide_(self) -> None:
         """Once after a reduction: from a mean over workers to one by how much each of them counted.
 
         Whether to is read from what was reduced, so all workers do the same.
         """
-        if self.gradient.is_cpu:
-            if self._uneven.item() != 0:
-                self._gradients.div_(self._weight)
-        else:  # where asking would wait for the device
-            self._gradients.div_(self._weight.where(self._uneven != 0, 1.0))
-        self._uneven.zero_()
+        if self.gradient.is_meta:
+            return
+        if self._uneven_bits is None:  # where asking would wait for the device
+            self.refused = self._uneven.isinf()
+            divisor = self._weight.where(self._uneven != 0, 1.0)
+            self._gradients.div_(divisor.where(~self.refused, math.nan))
+            self._uneven.zero_()
+        elif self._uneven_bits[0]:
+            self.refused = bool(self._uneven.isinf())
+            self._gradients.div_(math.nan if self.refused else self._weight)
+            self._uneven_bits[0] = 0
 
     @torch.no_grad()
     def scatter_(self) -> None:
         """Copy the reduced gradients back; a parameter no worker used keeps having none."""
         if self.gradient.is_meta:
             return
-        self._divide_()
+        self.divide_()
         grads = [p.grad for p in self.parameters]
         have = [(local(g), v) for g, v in zip(grads, self._views, strict=True) if g is not None]
         if have:
@@ -252,10 +310,18 @@ class ParameterBucket:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
         if self.gradient.is_meta:
             return
-        self._divide_()
+        self.divide_()
         used_somewhere = (self._used != 0).tolist()
         for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
             parameter.grad = _as_gradient(parameter, view) if used else None
+
+    def plain_views(self) -> list[Tensor | None]:
+        """Where the gradient of each parameter lies; None for DTensors, and where there are no numbers."""
+        hidden = self.gradient.is_meta
+        return [
+            None if hidden or local(p) is not p else v
+            for p, v in zip(self.parameters, self._views, strict=True)
+        ]
 
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
@@ -317,7 +383,7 @@ def small_numel(parameters: Iterable[Tensor]) -> int:
 def make_buckets(
     named: Sequence[tuple[str, Parameter]],
     bucket_bytes: int,
-    first_bytes: int | None = None,
+    end_bytes: int = 0,
     *,
     groups: Sequence[Hashable] | None = None,
     context: TrainingContext | None = None,
@@ -333,5 +399,5 @@ def make_buckets(
     context = context or TrainingContext()
     return [
         ParameterBucket(place, [named[i][0] for i in members], [named[i][1] for i in members], small, context)
-        for place, members in enumerate(plan(items, bucket_bytes, first_bytes))
+        for place, members in enumerate(plan(items, bucket_bytes, end_bytes))
     ]

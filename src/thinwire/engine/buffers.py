@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Literal
 
@@ -26,7 +27,7 @@ class Buffers:
         self._homes = [(module._buffers, name) for module in model.modules() for name in module._buffers]
         self._policy = policy
         self._lane = lane
-        self._kinds: list[tuple[int, torch.dtype, torch.Size]] = []
+        self._held: list[Tensor | None] = []
         self._buffers: list[Tensor] = []
         self._messages: list[_Message] = []
         self._task: Task | None = None
@@ -52,11 +53,10 @@ class Buffers:
 
     def _prepare(self) -> None:
         """Lay out messages, unless the buffers are still those of the last step."""
-        found = {id(b): b for home, name in self._homes if (b := home.get(name)) is not None}
-        kinds = [(id(b), b.dtype, b.shape) for b in found.values()]
-        if kinds == self._kinds:
+        held = [home.get(name) for home, name in self._homes]
+        if len(held) == len(self._held) and all(map(operator.is_, held, self._held)):
             return
-        self._kinds, self._buffers = kinds, list(found.values())
+        self._held, self._buffers = held, list({id(b): b for b in held if b is not None}.values())
         if self._policy == "rank0":
             # The wide ones first: so each begins at a multiple of its width.
             wide_first = sorted(self._buffers, key=lambda b: -b.element_size())

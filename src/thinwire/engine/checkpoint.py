@@ -2,36 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine import compatibility, dcp, folders
-from thinwire.engine.folders import Manifest
+from thinwire.engine import dcp, folders
+from thinwire.engine.folders import Manifest, Saver
 from thinwire.engine.link import Link
 from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica
-from thinwire.engine.saver import Crew, Saver
 from thinwire.errors import DataError, ThinwireError, UsageError, check
 
 SEE_S = 10.0
 """Seconds a worker looks for what another one has written: a network file system may be slow to show it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Saved:
-    """The checkpoint a training goes on from."""
-
-    path: Path
-    step: int
-    world_size: int
-    """Workers that saved it."""
 
 
 class Checkpoint:
@@ -80,13 +68,14 @@ class Checkpoint:
             parts: whatever else must survive, such as `schedule=` and `shards=`.
         """
         check(keep >= 1, "keep", "at least 1", keep)
+        # without the wrapper of torch.compile, whose name would be in all keys
+        model = getattr(model, "_orig_mod", model)
         self.folder = Path(folder)
-        self.parts: dict[str, Part] = {"link": link, "random": Random(compatibility.plain(model), link.rank)}
+        self.parts: dict[str, Part] = {"link": link, "random": Random(model, link.rank)}
         if link.strategy.replicas_agree:
-            self.parts |= {"model": compatibility.plain(model), "optimizer": optimizer}
-            self.parts["buffers"] = OwnBuffers(compatibility.plain(model), link.rank)
+            self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
-            self.parts["replica"] = Replica(compatibility.plain(model), optimizer)
+            self.parts["replica"] = Replica(model, optimizer)
         taken = self.parts.keys() & parts.keys()
         check(not taken, "parts", "named other than those of thinwire's own", sorted(taken))
         self.parts |= parts
@@ -94,21 +83,26 @@ class Checkpoint:
         self._about = {
             "strategy": repr(link.strategy),
             **{key: str(value) for key, value in (settings or {}).items()},
-            **compatibility.describe(compatibility.plain(model), optimizer),
+            **_describe(model, optimizer),
             "parts": ", ".join(sorted(self.parts)),
         }
         self._loaded = False
-        nonce = self._open()
-        self._saver = Saver(
-            self.folder, Crew(link.rank, link.world_size, link.timeout_s), self._about, nonce=nonce, keep=keep
-        )
+        self._saver = Saver(self.folder, link, self._about, nonce=self._open(), keep=keep)
 
     def _open(self) -> str:
-        """Agree on what is there, that all see the same folder, and on a name for this run, returned."""
-        nonce = self._together(self._prepare)[0]
+        """Agree that all see the same folder, on what is in it, and on a name for this run, returned."""
+        nonce, latest = os.urandom(4).hex(), ""
+        with self._together():
+            if self._link.rank == 0:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                folders.sweep(self.folder)
+                latest = next((path.name for path in reversed(folders.whole(self.folder))), "")
+                (self.folder / f"step-0.probe-{nonce}").mkdir()
+        agreed: list[str] = self._link.all_gather_object([nonce, latest])[0]
+        nonce, latest = agreed
+        self._latest = self.folder / latest if latest else None
         probe = self.folder / f"step-0.probe-{nonce}"
-
-        def sees() -> str:
+        with self._together():
             deadline = time.monotonic() + SEE_S
             while not probe.exists():
                 if time.monotonic() > deadline:
@@ -117,28 +111,15 @@ class Checkpoint:
                         hint="checkpoints need a folder that all workers share",
                     )
                 time.sleep(0.05)
-            return ""
-
-        self._together(sees)
         if self._link.rank == 0:
             probe.rmdir()
-        existing = self._together(lambda: next((p.name for p in reversed(folders.whole(self.folder))), ""))
-        self._latest = self.folder / existing[0] if existing[0] else None
-        return nonce
-
-    def _prepare(self) -> str:
-        if self._link.rank != 0:
-            return ""
-        nonce = os.urandom(4).hex()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        folders.sweep(self.folder)
-        (self.folder / f"step-0.probe-{nonce}").mkdir()
         return nonce
 
     # -- loading ----------------------------------------------------------------------------------
 
-    def load(self) -> Saved | None:
-        """Take everything from the newest checkpoint; None if there is none yet. Called by all workers.
+    def load(self) -> Manifest | None:
+        """Take everything from the newest checkpoint, and give what it says of itself, such as its `step`;
+        None if there is none yet. Called by all workers.
 
         DataError, on all workers and before anything is changed, if it is damaged or of another training.
         With another number of workers, parts that each worker has of its own are resized.
@@ -146,17 +127,12 @@ class Checkpoint:
         self._loaded = True
         if self._latest is None:
             return None
-        path, states = self._latest, dict[str, list[dict[str, Any]]]()
-        manifest: Manifest
-
-        def look() -> str:
-            nonlocal manifest
+        path = self._latest
+        with self._together():
             manifest = folders.read_manifest(path)
-            compatibility.compare(path, manifest.about, self._about)
-            states.update(self._read(path, manifest))
-            return ""
-
-        def take() -> str:
+            folders.compare(path, manifest.about, self._about)
+            states = self._read(path, manifest)
+        with self._together():
             for name, part in self.parts.items():
                 try:
                     if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
@@ -165,17 +141,12 @@ class Checkpoint:
                         part.load_state_dict(states[name][0])
                 except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
                     raise DataError(f"{name} of {path} does not fit: {error}") from error
-            return ""
-
-        self._together(look)
-        self._together(take)
-        return Saved(path, manifest.step, manifest.world_size)
+        return manifest
 
     def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
-        ranks = [self._link.rank]
-        if manifest.world_size != self._link.world_size:
-            ranks = list(range(manifest.world_size))
+        same = manifest.world_size == self._link.world_size
+        ranks = [self._link.rank] if same else range(manifest.world_size)
         names = [folders.COMMON, *map(folders.worker, ranks)]
         for name in names:
             folders.verify(path, manifest, name)
@@ -220,23 +191,35 @@ class Checkpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is not None:
             self._saver.stop()
         self.close()
 
-    def _together(self, answer: Callable[[], str]) -> list[str]:
-        """Everybody's answer, in order of rank; an error of one worker is raised by all."""
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """All workers get here; an error of one of them in here is raised by all."""
+        failure = {}
         try:
-            mine = {"answer": answer()}
+            yield
         except OSError as error:
-            mine = {"error": f"{self.folder}: {error}", "hint": "checkpoints need a folder all can write to"}
+            failure = {
+                "error": f"{self.folder}: {error}",
+                "hint": "checkpoints need a folder all can write to",
+            }
         except ThinwireError as error:
-            mine = {"error": error.message, "hint": error.hint}
-        everyones = self._link.all_gather_object(mine)
-        for rank, each in enumerate(everyones):
-            if "error" in each:
+            failure = {"error": error.message, "hint": error.hint}
+        for rank, each in enumerate(self._link.all_gather_object(failure)):
+            if each:
                 raise DataError(f"worker {rank}: {each['error']}", hint=each["hint"])
-        return [each["answer"] for each in everyones]
+
+
+def _describe(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+    """Shapes and kinds, as text by name."""
+    tensors = {
+        **{f"parameter {name}": p for name, p in model.named_parameters()},
+        **{f"buffer {name}": b for name, b in model.named_buffers()},
+    }
+    about = {name: f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for name, t in tensors.items()}
+    sizes = [len(group["params"]) for group in optimizer.param_groups]
+    return {"optimizer": f"{type(optimizer).__name__} over {sizes} parameters", **about}

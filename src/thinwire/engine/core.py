@@ -1,20 +1,21 @@
 """What a worker does, written once: reducing, mixing, serving, pausing, clipping, saving.
 
-Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait for
-it:
+Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait:
 `Link` in the training thread of a process, `VirtualWorker` on a virtual clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import leaves, state
+from thinwire.engine import state
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
 from thinwire.engine.buffers import BufferPolicy, Buffers
 from thinwire.engine.driver import Driver, Task
@@ -22,31 +23,34 @@ from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
-from thinwire.engine.stats import Stats
-from thinwire.errors import DataError
+from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
+from thinwire.traffic import Traffic
 from thinwire.wire.base import Lane
 from thinwire.wire.ranges import range_of
-from thinwire.wire.wire import Meter
-from thinwire.wire.work import Work
+from thinwire.wire.wire import Meter, Wire
+from thinwire.wire.work import Work, in_background
 
 Order = list[tuple[int, int]]
+_NAME_BYTES = 120
+Ranks = tuple[int, ...] | None
+"""Workers that hold the same parameters; None: all workers."""
 
 
 class Shell(Protocol):
-    """How a worker waits."""
+    """How a worker waits, and where its coroutines run."""
+
+    driver: Driver
+    context: TrainingContext
 
     def wait_for(self, works: Iterable[Work]) -> None:
         """Wait for works, one after another: the next may depend on the one before."""
-        ...
 
     def background(self, call: Callable[[], None]) -> None:
         """Make a call beside training."""
-        ...
 
     def agree(self, order: Order) -> Order:
         """Rank 0's order, on every worker."""
-        ...
 
 
 @dataclass(slots=True)
@@ -54,11 +58,38 @@ class ReplicaGroup:
     """Workers that hold the same parameters, these parameters, and the strategy's state for them."""
 
     endpoint: Endpoint
-    ranks: tuple[int, ...] | None
-    """None: all workers."""
+    ranks: Ranks
     buckets: Sequence[ParameterBucket]
-    state: Any = None
+    state: Any
     serving: Task | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stats:
+    """What one worker has done so far."""
+
+    steps: int = 0
+    """Optimizer steps."""
+    rounds: int = 0
+    """Wire operations."""
+    traffic: Traffic = field(default_factory=Traffic)
+    exposed_s: float = 0.0
+    """Seconds training waited for the wire with nothing else to do."""
+    instruments: Mapping[str, float] = field(default_factory=dict)
+    """Numbers the strategy tells of itself, by name."""
+
+    @property
+    def sent_bytes(self) -> int:
+        return self.traffic.sent_bytes
+
+    @property
+    def received_bytes(self) -> int:
+        return self.traffic.received_bytes
+
+    @property
+    def messages(self) -> int:
+        """Messages sent."""
+        return self.traffic.messages
 
 
 class Core:
@@ -71,10 +102,8 @@ class Core:
         strategy: Strategy,
         lane: Lane,
         shell: Shell,
-        driver: Driver,
         *,
         buffers: BufferPolicy,
-        context: TrainingContext,
     ) -> None:
         self.model, self.optimizer, self.strategy = model, optimizer, strategy
         self.lane = lane
@@ -85,19 +114,15 @@ class Core:
         # Where replicas differ so may their buffers, and Silent must stay silent.
         policy = buffers if strategy.replicas_agree else "local"
         self.buffers = Buffers(model, policy, self.engine.lane)
+        self.receiving_buffers = self.buffers.receiving
         self.groups: list[ReplicaGroup] = []
-        self.context, self._shell, self._driver = context, shell, driver
-        self._endpoints: dict[tuple[int, ...] | None, Endpoint] = {}
-        self._mixes, self._reduces = overrides(strategy, "mix"), overrides(strategy, "reduce")
+        self.context, self._driver = shell.context, shell.driver
+        self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
+        self._endpoints: dict[Ranks, Endpoint] = {}
+        self._mixes = overrides(strategy, "mix")
 
-    def assemble(
-        self,
-        buckets: Sequence[ParameterBucket],
-        ranks: Sequence[tuple[int, ...] | None],
-        piece_bytes: int,
-    ) -> None:
-        """Take these buckets, each with the ranks of its replicas (None: all workers); start anew with
-        them."""
+    def assemble(self, buckets: Sequence[ParameterBucket], ranks: Sequence[Ranks], piece_bytes: int) -> None:
+        """Start anew with these buckets, each with the ranks of its replicas."""
         self.buckets = buckets
         self.groups = []
         self._group_of: dict[int, ReplicaGroup] = {}
@@ -105,11 +130,10 @@ class Core:
             mine = [bucket for bucket, each in zip(buckets, ranks, strict=True) if each == key]
             for index, bucket in enumerate(mine):
                 bucket.index = index
-            group = ReplicaGroup(self.endpoint(key), key, mine)
+            endpoint = self.endpoint(key)
+            group = ReplicaGroup(endpoint, key, mine, self.strategy.init(mine, endpoint.wire()))
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
-        for group in self.groups:
-            group.state = self.strategy.init(group.buckets, group.endpoint.wire())
         self.reducer: BackwardReducer | ForwardReducer = (
             ForwardReducer(self.model, self.optimizer, buckets, piece_bytes, self, clock=self.lane.now)
             if self.strategy.overlap == "forward"
@@ -117,8 +141,8 @@ class Core:
         )
         self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
 
-    def endpoint(self, ranks: tuple[int, ...] | None) -> Endpoint:
-        """Where the replicas of some parameters meet; None: all workers."""
+    def endpoint(self, ranks: Ranks) -> Endpoint:
+        """Where the replicas of some parameters meet."""
         if ranks not in self._endpoints:
             lane = self.lane if ranks is None else self.lane.lane("replicas", ranks)
             self._endpoints[ranks] = Endpoint(lane, self.meter)
@@ -145,32 +169,47 @@ class Core:
             instruments=self.strategy.instruments(self.groups[0].state),
         )
 
+    def side_lane(self, name: str, driver: Driver) -> tuple[Lane, Callable[[Make], Task]]:
+        """A lane, and what starts coroutines on it, for something else that is sent beside training."""
+        lane = self.engine.lane.lane(name)
+        endpoint = Endpoint(lane, self.engine_meter)
+        return lane, lambda make: endpoint.start(driver, "reduce", make, name)
+
     # -- gradients (the reducers' launcher) ---------------------------------------------------------
 
     def reduce(self, bucket: Gradients, place: int) -> Task:
         group = self._group_of[place]
+
+        reduce = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
+
+        async def remember_and_reduce(wire: Wire) -> None:
+            await in_background()
+            self.buckets[place].remember_()
+            await reduce(wire)
+
         with range_of("reduce"):
-            return group.endpoint.start(
-                self._driver,
-                "reduce",
-                lambda wire: self.strategy.reduce(bucket, group.state, wire),  # type: ignore[arg-type]
-                f"reduce {place}",
-            )
+            make = remember_and_reduce if self.buckets[place].leaves else reduce
+            return group.endpoint.start(self._driver, "reduce", make, f"reduce {place}")
+
+    def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
+        """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
+        asked for so many steps ago."""
+        name = next((bucket.not_finite for bucket in self.buckets if bucket.not_finite), "")
+        mine = torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
+        everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
+        yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
+        rows = everyones.view(-1, _NAME_BYTES)
+        names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
+        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in names.items() if name)
+        raise NumericError(
+            f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not finite; "
+            "no worker makes the step",
+            hint="look at that worker's data, lower the learning rate or clip gradients; in float16, use "
+            "torch.amp.GradScaler, which leaves such steps out",
+        )
 
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
-
-    def receiving_buffers(self) -> Iterator[Work]:
-        return self.buffers.receiving()
-
-    def wait_for(self, works: Iterable[Work]) -> None:
-        self._shell.wait_for(works)
-
-    def background(self, call: Callable[[], None]) -> None:
-        self._shell.background(call)
-
-    def agree(self, order: Order) -> Order:
-        return self._shell.agree(order)
 
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
@@ -180,19 +219,23 @@ class Core:
 
     # -- parameters -----------------------------------------------------------------------------------
 
-    def averageable(self) -> list[tuple[ReplicaGroup, list[Tensor]]]:
-        """Floating-point tensors by group; buffers and frozen parameters belong to all workers."""
-        some = {id(p): group for group in self.groups for bucket in group.buckets for p in bucket.parameters}
-        everyone = next((g for g in self.groups if g.ranks is None), ReplicaGroup(self.engine, None, ()))
-        found: dict[int, tuple[ReplicaGroup, list[Tensor]]] = {}
+    def averageable(self) -> dict[Endpoint, list[Tensor]]:
+        """Floating-point tensors by where their replicas meet: all workers for buffers and frozen ones."""
+        some = [group for group in self.groups if group.ranks is not None]
+        meets = {
+            id(p): group.endpoint for group in some for bucket in group.buckets for p in bucket.parameters
+        }
+        found: dict[Endpoint, list[Tensor]] = {}
         for tensor in (*self.model.parameters(), *self.model.buffers()):
-            group = some.get(id(tensor), everyone)
             if tensor.is_floating_point():
-                found.setdefault(id(group), (group, []))[1].append(local(tensor))
-        return list(found.values())
+                found.setdefault(meets.get(id(tensor), self.engine), []).append(local(tensor))
+        return found
 
     def before_step(self) -> Iterator[Work]:
-        """Bring back what is due before an optimizer step."""
+        """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
+        them, and bring back what is due before it."""
+        if not hasattr(self.optimizer, "found_inf") and any(bucket.refused for bucket in self.buckets):
+            yield from self.refusing()
         self.serve()
         with range_of("land"):
             yield from self.mixer.landing(self.steps)
@@ -207,13 +250,8 @@ class Core:
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         group = self._group_of[bucket.place]
-        return group.endpoint.start(
-            self._driver,
-            "mix",
-            lambda wire: self.strategy.mix(bucket, group.state, wire),
-            f"mix {bucket.place}",
-            in_training=True,
-        )
+        mix = partial(self.strategy.mix, bucket, group.state)
+        return group.endpoint.start(self._driver, "mix", mix, f"mix {bucket.place}", in_training=True)
 
     # -- serving and pausing --------------------------------------------------------------------------
 
@@ -224,13 +262,10 @@ class Core:
         for group in self.groups:
             if group.serving is None:
                 group.endpoint.messenger.paused = False
-                serve = self._serve_of(group)
+                serve = partial(self.strategy.serve, group.state)
                 group.serving = group.endpoint.start(self._driver, "serve", serve)
             if group.serving.error is not None:
                 raise group.serving.error
-
-    def _serve_of(self, group: ReplicaGroup) -> Make:
-        return lambda wire: self.strategy.serve(group.state, wire)
 
     def synchronizing(self) -> Iterator[Work]:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
@@ -243,12 +278,9 @@ class Core:
                 yield group.serving
                 group.serving = None
             if overrides(self.strategy, "settle"):
-                settle = self._settle_of(group)
+                settle = partial(self.strategy.settle, group.buckets, group.state)
                 task = group.endpoint.start(self._driver, "mix", settle, "settle", in_training=True)
                 yield from self.mixer.completing(task)
-
-    def _settle_of(self, group: ReplicaGroup) -> Make:
-        return lambda wire: self.strategy.settle(group.buckets, group.state, wire)
 
     def leaving(self) -> Iterator[Work]:
         """End what is open for good, after `synchronizing`."""
@@ -267,19 +299,15 @@ class Core:
 
     # -- state ----------------------------------------------------------------------------------------
 
-    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
-        return leaves.collect([bucket.leaves for bucket in self.buckets])
-
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state: leaves by parameter, and the rest by group."""
-        found = self._leaves()
-        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        by_parameter = {id(leaf.data) for bucket in self.buckets for leaf in bucket.leaves.values()}
         return {
             "strategy": repr(self.strategy),
             "steps": self.steps,
             "layout": [bucket.names for bucket in self.buckets],
-            "leaves": leaves.dump(found),
-            "plain": [state.dump(group.state, skip) for group in self.groups],
+            "leaves": state.dump_leaves(self.buckets),
+            "plain": [state.dump(group.state, by_parameter) for group in self.groups],
         }
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
@@ -296,7 +324,7 @@ class Core:
                 f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
                 hint="go on with as many workers as saved it",
             )
-        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        state.load_leaves(self.buckets, [each["leaves"] for each in saved], rank, world_size)
         self.steps = int(furthest["steps"])
         if furthest["layout"] != [bucket.names for bucket in self.buckets]:
             return  # of other buckets: what is not kept by parameter begins anew

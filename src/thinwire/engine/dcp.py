@@ -17,9 +17,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner, _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 _TREE = "tree"
 """The entry that holds all that is not a tensor."""
@@ -35,8 +34,8 @@ class _Slot:
 def snapshot(tree: Mapping[str, Any]) -> dict[str, Any]:
     """A copy of `tree` that training cannot change any more: tensors by name, and the rest under `tree`."""
     tensors: dict[str, Any] = {}
-    rest = _take_out(tree, "", tensors)
-    return {**tensors, _TREE: rest}
+    tensors[_TREE] = _take_out(tree, "", tensors)
+    return tensors
 
 
 def _take_out(value: Any, name: str, tensors: dict[str, Any]) -> Any:
@@ -80,18 +79,10 @@ def read(folder: Path) -> dict[str, Any]:
     """The tree whose snapshot was written into `folder`; tensors are on the CPU."""
     reader = FileSystemReader(folder)
     metadata = reader.read_metadata()
-    flat: dict[str, Any] = {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype)
-        if isinstance(stored, TensorStorageMetadata)
-        else None
-        for name, stored in metadata.state_dict_metadata.items()
-    }
-    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-    planner.set_up_planner(flat, metadata, is_coordinator=True)
+    planner = _EmptyStateDictLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner({}, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, True)
-    plan = reader.prepare_local_plan(planner.create_local_plan())
-    plan = reader.prepare_global_plan(planner.create_global_plan([plan]))[0]
-    reader.read_data(planner.finish_plan(plan), planner).wait()
+    reader.read_data(planner.create_local_plan(), planner).wait()
     tree: dict[str, Any] = _put_back(planner.state_dict[_TREE], planner.state_dict)
     return tree
 

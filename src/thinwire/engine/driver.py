@@ -12,10 +12,12 @@ from typing import Any
 from thinwire.errors import UsageError
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import is_waiter
-from thinwire.wire.work import AnyOf, InBackground, TrainingThread, Work
+from thinwire.wire.work import AnyOf, InBackground, TrainingThread, Work, finished
 
 Call = Callable[[], None]
 Soon = Callable[[Call], None]
+_NEVER_THERE = finished()
+"""For tasks that begin beside training: nothing has to wait until they leave it."""
 
 
 class Task(Work):
@@ -31,16 +33,16 @@ class Task(Work):
         """Whether training brings it back when it is due; others come back as soon as training has time."""
         self.promise: InBackground | None = None
         """When training wants it back; None unless it has left the training thread."""
-        self.left = Work()
+        self.left = Work() if in_training else _NEVER_THERE
         """Ends when the task leaves the training thread, or ends."""
-        self.returning = Work()
+        self.returning = Work() if in_training else _NEVER_THERE
         """Ends when the task wants to come back as promised, or ends."""
         self.waits_for = "to start"
 
     def _end(self, error: BaseException | None) -> None:
         super()._end(error)
-        for stage in (self.left, self.returning):
-            stage.fail(error) if error else stage.finish()
+        self.left._end(error)
+        self.returning._end(error)
 
 
 class Driver:

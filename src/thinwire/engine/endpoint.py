@@ -34,7 +34,12 @@ class Endpoint:
         ticket = sequencer.enter()
         wire = Wire(self.lane, sequencer, ticket, self._meter, self.messenger)
         task = driver.start(make(wire), name or seam, in_training=in_training)
-        task.when_done(lambda: sequencer.leave(ticket))
+
+        def leave() -> None:
+            if task.error is None:  # else others wait for its collectives, and later ones must not go instead
+                sequencer.leave(ticket)
+
+        task.when_done(leave)
         return task
 
     def issue(self, call: Callable[[Wire], Work]) -> Work:

@@ -11,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,8 @@ from torch.optim import Optimizer
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.forward_hooks import ForwardHooks
-from thinwire.engine.partial_optimizer import PartialOptimizer
+from thinwire.engine.optimizer import PartialOptimizer
+from thinwire.engine.pending_gradient import PendingGradient
 from thinwire.engine.pieces import Pieces
 from thinwire.engine.reducer import Launcher
 from thinwire.engine.state_access import StateAccessHooks
@@ -41,6 +43,8 @@ class _Update:
     """Of its parameters when that was: whoever writes to one now would be overtaken by the step."""
     missed: bool = False
     """Its last update was not asked for by the forward of this pass."""
+    pending: Sequence[PendingGradient | None] = ()
+    """What its parameters have as gradients from backward to step."""
 
 
 class ForwardReducer:
@@ -63,7 +67,7 @@ class ForwardReducer:
         self._forward_hooks = ForwardHooks(model, buckets, self._need)
         self._access_hooks = StateAccessHooks(model, optimizer, finish=self.finish_steps, drop=self._drop)
         self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
-        self._updates = [_Update(bucket) for bucket in buckets]
+        self._updates = [_Update(bucket, pending=[None] * len(bucket.parameters)) for bucket in buckets]
         self._pending = False
         self._in_backward = False
 
@@ -72,7 +76,11 @@ class ForwardReducer:
         self._forward_hooks.order[:] = order
 
     def hook(self) -> None:
-        self._optimizer.mark()
+        for update in self._updates:
+            update.pending = [
+                None if view is None else PendingGradient.of(view, partial(self._look, update))
+                for view in update.bucket.plain_views()
+            ]
         self.hooks.hook()
         self._forward_hooks.hook()
         self._access_hooks.hook(self._forward_hooks.handles)
@@ -81,7 +89,6 @@ class ForwardReducer:
         self.hooks.unhook()
         self._forward_hooks.unhook()
         self._access_hooks.unhook()
-        self._optimizer.unmark()
 
     # -- backward: send ----------------------------------------------------------------------------
 
@@ -107,9 +114,8 @@ class ForwardReducer:
         update.bucket.gather_(self.weight)
         if update.missed:
             _check_unused(update.bucket)
-        for parameter in update.bucket.parameters:
-            parameter.grad = None  # the engine owns it now; whoever still looks for it finds nothing
         self._send(update)
+        self._replace_gradients(update)
 
     def backward_ends(self) -> None:
         for update in self._updates:
@@ -118,6 +124,16 @@ class ForwardReducer:
         self._pieces.end()
         self.weight = 1.0
         self._in_backward = False
+
+    def _replace_gradients(self, update: _Update) -> None:
+        """The engine owns the gradients now; whoever looks at them waits for the reduced ones."""
+        for parameter, pending in zip(update.bucket.parameters, update.pending, strict=True):
+            parameter.grad = pending if parameter.requires_grad else None
+
+    def _look(self, update: _Update) -> None:
+        if update.reduced and not update.to_step:
+            self._launcher.wait_for(self._pieces.works(update.bucket.place))
+            update.bucket.divide_()
 
     def _send(self, update: _Update) -> None:
         update.reduced = True
@@ -128,6 +144,9 @@ class ForwardReducer:
     def check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._optimizer.check_call(args, kwargs)
         self._check_sent()
+        for update in self._updates:
+            for parameter in update.bucket.parameters:
+                parameter.grad = None  # so the optimizer's own step changes nothing
 
     def _check_sent(self) -> None:
         """Whoever steps or clips expects all gradients to count; those of a parameter's own would not."""
@@ -135,7 +154,7 @@ class ForwardReducer:
             name
             for update in self._updates
             for name, p in zip(update.bucket.names, update.bucket.parameters, strict=True)
-            if p.grad is not None
+            if p.grad is not None and (not isinstance(p.grad, PendingGradient) or p.grad.was_accumulated_into)
         ]
         if unsent:
             raise UsageError(
@@ -178,6 +197,9 @@ class ForwardReducer:
         if not update.to_step:
             return
         yield from self._pieces.works(update.bucket.place)
+        update.bucket.divide_()
+        if update.bucket.refused and not self._optimizer.skips:
+            yield from self._launcher.refusing(asked_before=1)
         _check_unused(update.bucket)
         parameters = update.bucket.parameters
         for name, parameter, version in zip(update.bucket.names, parameters, update.versions, strict=True):
@@ -219,6 +241,9 @@ class ForwardReducer:
     def give_back(self) -> None:
         """Before detaching: reduced gradients that wait for a step become the parameters' own again."""
         for update in self._waiting():
+            for parameter in update.bucket.parameters:
+                if isinstance(parameter.grad, PendingGradient):
+                    parameter.grad = None
             with _lent(update.bucket):
                 reduced = [None if p.grad is None else p.grad.clone() for p in update.bucket.parameters]
             for parameter, gradient in zip(update.bucket.parameters, reduced, strict=True):
@@ -242,7 +267,7 @@ class ForwardReducer:
 
 def _check_unused(bucket: ParameterBucket) -> None:
     """A gradient of before the update can only come from a use that did not ask for the update."""
-    if any(p.grad is not None for p in bucket.parameters):
+    if any(p.grad is not None and not isinstance(p.grad, PendingGradient) for p in bucket.parameters):
         raise UsageError(
             f"one of {', '.join(bucket.names)} was used before its update, without its module",
             hint="call modules rather than using their weights, or use AllReduce(overlap='backward')",

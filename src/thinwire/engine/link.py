@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import TracebackType
+from itertools import chain
 from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from thinwire.engine import claims, leaves, replicas
-from thinwire.engine.core import Core, ReplicaGroup
-from thinwire.engine.side_lane import SideLane
+from thinwire.engine import state
+from thinwire.engine.core import Core, Stats
+from thinwire.engine.driver import Driver, ProgressThread, Task
+from thinwire.engine.endpoint import Make
+from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
-from thinwire.engine.stats import Stats
 from thinwire.engine.transport import Transport
 from thinwire.errors import UsageError, check
 from thinwire.strategies.base import Strategy, overrides
-from thinwire.wire.wire import Wire
+from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
+
+linked = WeakTensorKeyDictionary()
+"""Parameters that have a link. Only one: two would both send, and step, the same gradients. Weak, as a model
+that is gone needs no detach."""
 
 
 class Link:
@@ -32,10 +37,14 @@ class Link:
         self.strategy: Strategy = core.strategy
         self.rank: int = core.lane.rank
         self.world_size: int = core.lane.world_size
+        self.timeout_s: float = transport.timeout_s
+        """How long a wait for others may take."""
         self._core, self._transport, self._rebuild = core, transport, rebuild
         self._model, self._optimizer = core.model, core.optimizer
+        self._everyone = Replicas(core.engine, transport.wait)
         self._attached = True
-        self._side_lanes: list[SideLane] = []
+        self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
+        """What completes each, and the thread it has."""
         self._handles = [
             self._optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
             self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
@@ -52,12 +61,7 @@ class Link:
         self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hook()
-        claims.claim(self._parameters.values())
-
-    @property
-    def timeout_s(self) -> float:
-        """How long a wait for others may take."""
-        return self._transport.timeout_s
+        linked.update((p, True) for p in self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -69,7 +73,7 @@ class Link:
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
         total = torch.tensor(values, dtype=torch.float64)
-        self._wait(lambda wire: wire.all_reduce_(total))
+        self._everyone.sum_(total)
         return [float(value) for value in total]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -77,17 +81,15 @@ class Link:
         nothing that comes from the network is unpickled."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        everyones = replicas.gather_bytes(json.dumps(value).encode(), self.rank, self.world_size, self._wait)
-        return [json.loads(data) for data in everyones]
+        return self._everyone.gather_objects(value)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size, as far as all hold the same
         parameters; called by all workers."""
         # but without the mixer: measuring must not bring exchanges back early
         self._transport.wait_for(self._core.reducer.stepping())
-        shared = next((group for group in self._core.groups if group.ranks is None), None)
-        buckets = [] if shared is None else shared.buckets
-        return replicas.consensus_distance(buckets, self.world_size, self._wait)
+        shared = [group.buckets for group in self._core.groups if group.ranks is None]
+        return self._everyone.consensus_distance(list(chain(*shared)))
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker, by parameter where it belongs to one."""
@@ -96,24 +98,22 @@ class Link:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with what this worker has saved, also with other buckets."""
-        self.synchronize()
-        self._core.load([saved] * self.world_size)
+        self.resize([saved] * self.world_size)
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of what another number of workers saved, in order of rank."""
         self.synchronize()
         self._core.load(saved)
 
-    def reshape(self, kept: leaves.Kept) -> None:
+    def reshape(self, kept: state.Kept) -> None:
         """Go on with parameters that have shrunk: the strategy's state keeps the same indices.
 
-        Called by all workers, after `parameter.data` was replaced by a smaller tensor, and the optimizer's
-        state too. `kept` has for each parameter that changed, by name, the indices left of each dimension
-        (None: all).
+        Called by all workers, after `parameter.data` and the optimizer's state were replaced by smaller
+        tensors. `kept` has, by name of each changed parameter, the indices left by dimension (None: all).
         """
         self.synchronize()
         saved = self._core.state_dict()
-        saved["leaves"] = leaves.shrink(saved["leaves"], kept)
+        saved["leaves"] = state.shrink(saved["leaves"], kept)
         self._core.reducer.unhook()
         self._rebuild()
         self._hook()
@@ -123,13 +123,13 @@ class Link:
         """Wait for works of a side lane, one after another."""
         self._transport.wait_for(works)
 
-    def side_lane(self, name: str, finish: Callable[[], None]) -> SideLane:
-        """A lane and a thread for something else that talks beside training; made by all workers at the same
-        point, and ended with the link. `finish` completes what it has under way; its traffic is in
-        `stats`."""
-        lane = self._core.engine.lane.lane(f"{name} {len(self._side_lanes)}")
-        self._side_lanes.append(SideLane(lane, self._core.engine_meter, name, finish))
-        return self._side_lanes[-1]
+    def side_lane(self, name: str, finish: Callable[[], None]) -> tuple[Lane, Callable[[Make], Task]]:
+        """A lane, and what starts coroutines on it in a thread of their own, for something else that is sent
+        beside training; made by all workers at the same point, and ended with the link. `finish` completes
+        what is under way, before a save and at `detach`; its traffic is in `stats`."""
+        number, progress = len(self._side_lanes), ProgressThread(f"thinwire-{name}")
+        self._side_lanes.append((finish, progress))
+        return self._core.side_lane(f"{name} {number}", Driver(progress.soon, progress.soon))
 
     # -- what users steer -------------------------------------------------------------------------
 
@@ -144,8 +144,7 @@ class Link:
             self._core.reducer.hooks.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much the next backward of this worker counts: gradients become the mean over samples,
-        not over workers.
+        """How much this worker's next backward counts: gradients become the mean over samples, not workers.
 
         It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
         or pass a share of the usual batch where a batch is smaller. In a half-precision model the
@@ -171,19 +170,17 @@ class Link:
         buffers.joining, buffers.present = False, True
         if self.strategy.replicas_agree:
             self.synchronize()
-            training = self._model, self._optimizer, self._core.steps
-            self._core.steps = replicas.adopt_last(*training, self.rank, self.world_size, self._wait)
+            self._core.steps = self._everyone.adopt_last(self._model, self._optimizer, self._core.steps)
 
     def synchronize(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
 
-        Called by all workers. Forward passes and state dicts finish the steps they need by
-        themselves; call it before code that reads or changes parameters directly, such as a moving
-        average or a clamp.
+        Called by all workers. Forward passes and state dicts finish the steps they need by themselves; call
+        it before code that reads or changes parameters directly, such as a moving average or a clamp.
         """
         self._transport.wait_for(self._core.synchronizing())
-        for each in self._side_lanes:
-            each.finish()
+        for finish, _ in self._side_lanes:
+            finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -198,14 +195,14 @@ class Link:
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
         self.synchronize()
-        for group, tensors in self._core.averageable():
-            replicas.average_tensors_(tensors, group.endpoint.lane.world_size, self._waiter(group))
+        for endpoint, tensors in self._core.averageable().items():
+            Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
         """The mean model in here, the worker's own again after it."""
         self.synchronize()
-        tensors = [tensor for _, tensors in self._core.averageable() for tensor in tensors]
+        tensors = list(chain(*self._core.averageable().values()))
         own = [t.detach().clone() for t in tensors]
         self.average_()
         try:
@@ -232,9 +229,7 @@ class Link:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
             self.detach()
         elif self._attached:
@@ -244,15 +239,16 @@ class Link:
 
     def _unhook(self) -> None:
         self._attached = False
-        claims.release(self._parameters.values())
+        for parameter in self._parameters.values():
+            linked.pop(parameter, None)
         self._core.reducer.unhook()
         self._access_hooks.unhook()
         for handle in self._handles:
             handle.remove()
 
     def _stop(self) -> None:
-        for each in self._side_lanes:
-            each.stop()
+        for _, progress in self._side_lanes:
+            progress.stop()
         self._transport.stop()
         self._core.abandon()
         self._core.lane.close()
@@ -274,12 +270,3 @@ class Link:
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
         self._transport.set_status()
-
-    def _wait(self, call: Callable[[Wire], Work]) -> None:
-        """Wait for one operation of the engine's own."""
-        self._transport.wait(self._core.engine.issue(call))
-
-    def _waiter(self, group: ReplicaGroup) -> replicas.Wait:
-        """The same within a group of replicas."""
-        endpoint = self._core.engine if group.ranks is None else group.endpoint
-        return lambda call: self._transport.wait(endpoint.issue(call))

@@ -43,6 +43,8 @@ class Mixer:
             yield task.left
             if not task.done():
                 self._pending.append(_Pending(task, steps_done))
+            elif task.error is not None:  # it has left, and failed before we looked
+                raise task.error
 
     def landing(self, steps_done: int) -> Iterator[Work]:
         """Before a step: bring back what is there and due, and wait for what may not be late."""

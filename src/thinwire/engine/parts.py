@@ -10,6 +10,8 @@ import hashlib
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import add
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,21 +24,15 @@ class Part(Protocol):
     """The same on all workers; rank 0's is saved."""
 
     def state_dict(self) -> dict[str, Any]: ...
-
     def load_state_dict(self, state_dict: Any, /) -> Any: ...
 
 
 @runtime_checkable
-class OwnPart(Protocol):
+class OwnPart(Part, Protocol):
     """Every worker has its own, and all are saved."""
-
-    def state_dict(self) -> dict[str, Any]: ...
-
-    def load_state_dict(self, saved: dict[str, Any], /) -> Any: ...
 
     def resize(self, saved: Sequence[dict[str, Any]], /) -> None:
         """Load this worker's share of what another number of workers saved."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,6 @@ class Random:
     rank: int
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all generators stand."""
         return {
             "python": random.getstate(),
             "numpy": np.random.get_state(),
@@ -87,13 +82,11 @@ class OwnBuffers:
     rank: int
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The buffers that the model's own state dict has."""
         kept = self.model.state_dict().keys()
         return {name: buffer for name, buffer in self.model.named_buffers() if name in kept}
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Tensor]) -> None:
-        """Overwrite the buffers."""
         for name, buffer in self.state_dict().items():
             buffer.copy_(saved[name])
 
@@ -110,29 +103,24 @@ class Replica:
     optimizer: Optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Both state dicts."""
         return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Load both."""
         self.model.load_state_dict(saved["model"])
         self.optimizer.load_state_dict(saved["optimizer"])
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """All go on from the mean, which is what a user would keep of replicas that differ."""
-        self.load_state_dict(mean(saved))
+        self.load_state_dict(_mean(saved))
 
 
-def mean(values: Sequence[Any]) -> Any:
+def _mean(values: Sequence[Any]) -> Any:
     """The mean of trees of one shape, taken of floating-point tensors; of anything else the first."""
     first = values[0]
     if isinstance(first, Tensor) and first.is_floating_point():
-        total = first.clone()
-        for value in values[1:]:
-            total += value
-        return total / len(values)
+        return reduce(add, values) / len(values)
     if isinstance(first, dict):
-        return {key: mean([value[key] for value in values]) for key in first}
+        return {key: _mean([value[key] for value in values]) for key in first}
     if isinstance(first, list):
-        return [mean(entries) for entries in zip(*values, strict=True)]
+        return [_mean(entries) for entries in zip(*values, strict=True)]
     return first

@@ -1,4 +1,8 @@
-"""Sends gradients in small pieces, one order for all workers: first what the next forward needs first."""
+"""Sends gradients in small pieces, one order for all workers: first what the next forward needs first.
+
+A piece can go out once backward has filled its bucket, and is waited for when forward reaches it. All workers
+must send in the same order, so it is computed from one worker's times, and kept until they agree on another.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median_high
 
 import numpy as np
 from torch import Tensor
 
 from thinwire.engine.buckets import ParameterBucket
-from thinwire.engine.order import Profile, send_order
 from thinwire.engine.reducer import Launcher
 from thinwire.wire.work import Work
 
@@ -32,10 +37,8 @@ longer among the profiled ones."""
 REGULAR_AGREEMENT = 256
 """From there on an order is agreed on every so many passes; before, each time their number has doubled. A
 network that has become slower or faster is noticed."""
-
-
-def _last() -> deque[float]:
-    return deque(maxlen=PROFILED_PASSES)
+LOOK_AHEAD = (0.0, 1 / 16, 1 / 8, 1 / 4)
+"""Waits for a piece that is needed earlier than those ready, in times of an average piece."""
 
 
 @dataclass(slots=True)
@@ -65,8 +68,20 @@ class _Parcel:
     pieces: list[Piece]
     works: list[Work] = field(default_factory=list)
     full: bool = False
-    full_s: deque[float] = field(default_factory=_last)
+    full_s: deque[float] = field(default_factory=partial(deque, maxlen=PROFILED_PASSES))
     """When backward filled it, in the last passes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What one worker has seen of a bucket."""
+
+    ready_s: float
+    """When backward fills it, from the start of backward."""
+    need: int
+    """Its place in the order in which forward needs buckets."""
+    piece_s: tuple[float, ...]
+    """How long each of its pieces takes on the wire."""
 
 
 class Pieces:
@@ -84,12 +99,9 @@ class Pieces:
         fine = FINE_SHARE * len(buckets) if piece_bytes >= LEAST_FINE_BYTES else 0
         self._parcels = [_Parcel(_cut(b, piece_bytes, fine=b.place < fine)) for b in buckets]
         self._order = [(b, p) for b, parcel in enumerate(self._parcels) for p in range(len(parcel.pieces))]
-        self._agreed_pass = 0
         self._lock = threading.Lock()
-        self._issued = 0
-        self._flying = 0
+        self._pass = self._agreed_pass = self._issued = self._flying = 0
         self._in_flight = self._limit = 1
-        self._pass = 0
         self._began_s = 0.0
 
     def begin(self, needed: Sequence[int]) -> None:
@@ -101,8 +113,7 @@ class Pieces:
             self._order = self._launcher.agree(self._best_order(needed))
             self._agreed_pass = self._pass
         self._issued = 0
-        # One at a time in the pass before an agreement: pieces that share the wire tell nothing about
-        # latency.
+        # One at a time in the pass before an agreement: pieces that share the wire tell nothing of latency.
         self._limit = 1 if agreement_is_due(self._pass + 1) else self._in_flight
         self._began_s = self._clock()
         for parcel in self._parcels:
@@ -163,7 +174,7 @@ class Pieces:
         place = {bucket: n for n, bucket in enumerate(needed)}
         profiles = [
             Profile(
-                ready_s=_median(parcel.full_s),
+                ready_s=median_high(parcel.full_s),
                 need=place.get(index, -1),
                 piece_s=tuple(piece.gradient.nbytes * per_byte_s for piece in parcel.pieces),
             )
@@ -201,11 +212,58 @@ def agreement_is_due(number: int) -> bool:
     return number % REGULAR_AGREEMENT == 0 or (number < REGULAR_AGREEMENT and number.bit_count() == 1)
 
 
-def _median(times_s: deque[float]) -> float:
-    return sorted(times_s)[len(times_s) // 2] if times_s else 0.0
-
-
 def _cut(bucket: ParameterBucket, piece_bytes: int, *, fine: bool) -> list[Piece]:
     """Equal pieces of about this size: a short one at the end would cost as much to send."""
     count = max(1, round(bucket.gradient.nbytes / piece_bytes)) * (2 if fine else 1)
     return [Piece(bucket, part) for part in bucket.gradient.tensor_split(count)]
+
+
+def send_order(profiles: Sequence[Profile]) -> list[tuple[int, int]]:
+    """Pieces as (bucket, piece): whenever the wire is free, the first needed of those ready, or ready soon.
+
+    Of a few ways to look ahead, the one with which the next forward would end first.
+
+    >>> early, late = Profile(0.0, 1, (1.0, 1.0)), Profile(1.5, 0, (1.0,))
+    >>> send_order([early, late])
+    [(0, 0), (0, 1), (1, 0)]
+    >>> send_order([early, Profile(0.5, 0, (1.0,))])
+    [(0, 0), (1, 0), (0, 1)]
+    """
+    pieces = [piece_s for profile in profiles for piece_s in profile.piece_s]
+    average_s = sum(pieces) / max(1, len(pieces))
+    tried = [_greedy(profiles, share * average_s) for share in LOOK_AHEAD]
+    return min(tried, key=lambda found: _forward_end(profiles, found[1]))[0]
+
+
+def _greedy(profiles: Sequence[Profile], wait_s: float) -> tuple[list[tuple[int, int]], list[float]]:
+    """An order, and when each bucket has arrived."""
+    waiting = {(b, p) for b, profile in enumerate(profiles) for p in range(len(profile.piece_s))}
+    order, arrived_s, now_s = [], [0.0] * len(profiles), 0.0
+    while waiting:
+        now_s = max(now_s, min(profiles[b].ready_s for b, _ in waiting))
+        ready = [(b, p) for b, p in waiting if profiles[b].ready_s <= now_s]
+        chosen = min(ready, key=lambda piece: (profiles[piece[0]].need, piece))
+        soon = [
+            profiles[b].ready_s
+            for b, _ in waiting
+            if now_s < profiles[b].ready_s <= now_s + wait_s and profiles[b].need < profiles[chosen[0]].need
+        ]
+        if soon:
+            now_s = min(soon)
+            continue
+        waiting.remove(chosen)
+        order.append(chosen)
+        now_s += profiles[chosen[0]].piece_s[chosen[1]]
+        arrived_s[chosen[0]] = now_s
+    return order, arrived_s
+
+
+def _forward_end(profiles: Sequence[Profile], arrived_s: Sequence[float]) -> float:
+    """When forward ends, if it takes half as long for a bucket as backward did."""
+    by_ready = sorted(range(len(profiles)), key=lambda b: profiles[b].ready_s)
+    filled_s = [0.0, *(profiles[b].ready_s for b in by_ready)]
+    backward_s = {b: filled_s[i + 1] - filled_s[i] for i, b in enumerate(by_ready)}
+    now_s = filled_s[-1]
+    for bucket in sorted(range(len(profiles)), key=lambda b: profiles[b].need):
+        now_s = max(now_s, arrived_s[bucket]) + backward_s[bucket] / 2
+    return now_s

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Protocol
+
+from torch import Tensor
 
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
@@ -23,6 +26,7 @@ class Launcher(Protocol):
     def wait_for(self, works: Iterable[Work]) -> None: ...
     def background(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
+    def refusing(self, *, asked_before: int = 0) -> Iterator[Work]: ...
 
 
 class BackwardReducer:
@@ -36,8 +40,13 @@ class BackwardReducer:
         self._launcher = launcher
         self._full: set[int] = set()
         self._tasks: list[Work] = []
+        self._unused: _Witness | None = None
+        """Of the last pass, while no step has used its gradients."""
 
     def backward_begins(self) -> None:
+        if self._unused is not None and self._unused.was_dropped():
+            for bucket in self._buckets:
+                bucket.undo_()
         self._full.clear()
         self._tasks.clear()
         self._launcher.send_buffers()
@@ -60,6 +69,7 @@ class BackwardReducer:
                 bucket.scatter_()
         yield from self._launcher.receiving_buffers()
         self.weight = 1.0
+        self._unused = _Witness.among(self._buckets)
 
     def _send(self) -> None:
         bucket = self._buckets[len(self._tasks)]
@@ -107,6 +117,7 @@ class BackwardReducer:
 
     def record_step(self) -> None:
         """The step has been made."""
+        self._unused = None
 
     def stepping(self) -> Iterator[Work]:
         """What to wait for until every step that was asked for is made: nothing is ever put off here."""
@@ -122,3 +133,26 @@ class BackwardReducer:
 
     def give_back(self) -> None:
         """Nothing is ever kept here."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Witness:
+    """The last parameter that got a gradient: it shows whether somebody has dropped the gradients since."""
+
+    parameter: Tensor
+    gradient: Tensor
+    version: int
+
+    @classmethod
+    def among(cls, buckets: Sequence[ParameterBucket]) -> _Witness | None:
+        for bucket in reversed(buckets):
+            for parameter in reversed(bucket.parameters):
+                if (gradient := parameter.grad) is not None:
+                    return cls(parameter, gradient, gradient._version)
+        return None
+
+    def was_dropped(self) -> bool:
+        """Whether it was taken off or set to zero; asked when backward has begun, and not come here yet."""
+        if self.parameter.grad is not self.gradient:
+            return True
+        return self.gradient._version != self.version and not bool(self.gradient.any())

@@ -43,13 +43,8 @@ def parse_rate(text: str, *, field: str = "rate") -> float:
     2500000000.0
     """
     rate = _value(text.strip().removesuffix("/s"), _BITS_PER_S)
-    check(
-        rate is not None,
-        field,
-        "a bandwidth",
-        text,
-        hint="a number with kbit, mbit or gbit: 100mbit, 2.5gbit",
-    )
+    hint = "a number with kbit, mbit or gbit: 100mbit, 2.5gbit"
+    check(rate is not None, field, "a bandwidth", text, hint=hint)
     return check_rate(rate or 0.0, field=field, given=text)
 
 

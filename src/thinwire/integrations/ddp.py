@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import GradBucket
 
-from thinwire.engine import leaves
-from thinwire.engine import state as plain
+from thinwire.engine import state
 from thinwire.engine.attach import TIMEOUT_S
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
 from thinwire.engine.driver import Driver, ProgressThread, Task
@@ -134,23 +133,24 @@ class HookState:
         self._places = [
             _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
         ]
-        self._state = self.strategy.init([place.bucket for place in self._places], self._endpoint.wire())
+        self._state = self.strategy.init(self._buckets, self._endpoint.wire())
         saved, self._saved = self._saved, ()
         if saved:
             self._load(saved)
 
-    def _leaves(self) -> dict[str, list[leaves.Leaf]]:
-        return leaves.collect([place.bucket.leaves for place in self._places])
+    @property
+    def _buckets(self) -> list[ParameterBucket]:
+        return [place.bucket for place in self._places]
 
     def _load(self, saved: Sequence[dict[str, Any]]) -> None:
         rank, world_size = self._lane.rank, self._lane.world_size
-        leaves.load(self._leaves(), [each["leaves"] for each in saved], rank, world_size)
+        state.load_leaves(self._buckets, [each["leaves"] for each in saved], rank, world_size)
         self._steps_before += int(saved[0]["steps"]) - self._strategy_steps
         self._context.step = self._strategy_steps + 1
         if len(saved) == world_size:
-            self._state = plain.load(self._state, saved[rank]["plain"])
+            self._state = state.load(self._state, saved[rank]["plain"])
         else:
-            plain.load_same(self._state, saved[0]["plain"])
+            state.load_same(self._state, saved[0]["plain"])
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -160,13 +160,12 @@ class HookState:
             if len(self._saved) == self._lane.world_size:
                 return self._saved[self._lane.rank]
             return {"strategy": repr(self.strategy), "loaded": list(self._saved)}
-        found = self._leaves()
-        skip = {id(leaf.data) for each in found.values() for leaf in each}
+        by_parameter = {id(leaf.data) for bucket in self._buckets for leaf in bucket.leaves.values()}
         return {
             "strategy": repr(self.strategy),
             "steps": self._strategy_steps,
-            "leaves": leaves.dump(found),
-            "plain": plain.dump(self._state, skip),
+            "leaves": state.dump_leaves(self._buckets),
+            "plain": state.dump(self._state, by_parameter),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from thinwire.errors import ThinwireError
-from thinwire.hosts.faults import Fault, parse_fault
+from thinwire.hosts.description import Fault, parse_fault
 from thinwire.lab.calibrate import CpuLoad
 from thinwire.lab.network import ShapedNetwork
 from thinwire.lab.run import Job, LabResult, WorkerExit

@@ -57,14 +57,13 @@ def cifar_resnet20() -> Recipe:
 
 def cifar_vgg16() -> Recipe:
     """VGG-16 (Simonyan et al., 2014, arXiv:1409.1556), 14.7 M parameters: much traffic for its compute."""
-    return Recipe(
+    return replace(
+        cifar_resnet20(),
         name="cifar-vgg16",
         summary="VGG-16 with batch norm on CIFAR-10; needs --data DIR with cifar10.npz or the binary batches",
         training=partial(_training, "cifar", network="vgg16", rate_at_128=0.05),
         target=MetricTarget(metric="accuracy", value=0.88),
         epochs=20,
-        batch_size=128,
-        locate=find_cifar,
     )
 
 

@@ -9,6 +9,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -20,10 +21,6 @@ from thinwire.recipes import registry
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
-CHECKPOINTS = "checkpoints"
-"""Folder of the checkpoints in a run folder."""
-DEVICES = ("auto", "cpu", "cuda")
-SHUFFLES = ("dealt", "own", "ring")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,8 +53,8 @@ class RunConfig:
     part, shuffled by itself; or its own part, whose samples travel in a "ring"."""
 
     def __post_init__(self) -> None:
-        check_one_of("device", self.device, DEVICES)
-        check_one_of("shuffle", self.shuffle, SHUFFLES)
+        check_one_of("device", self.device, ("auto", "cpu", "cuda"))
+        check_one_of("shuffle", self.shuffle, ("dealt", "own", "ring"))
         for name in ("workers", "epochs", "batch_size"):
             check(getattr(self, name) >= 1, name.replace("_", " "), "at least 1", getattr(self, name))
         for name in ("save_every", "evaluate_every"):
@@ -74,11 +71,7 @@ def resolve(
     data: Path | None = None,
     **others: Any,
 ) -> RunConfig:
-    """Complete a user's choices; wrong ones are refused here.
-
-    `strategy` is NAME:KEY=VALUE as on the command line, None the recipe's default, and `others` are fields of
-    RunConfig.
-    """
+    """Complete a user's choices, with `strategy` as on the command line; wrong ones are refused here."""
     found = registry.get(recipe)
     name, settings = strategies.parse(strategy)
     config = RunConfig(
@@ -97,13 +90,11 @@ def resolve(
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that decide the numbers, without importing them."""
-    found = {"python": platform.python_version()}
-    for package in ("thinwire", "torch", "numpy"):
-        try:
+    found = dict.fromkeys(("thinwire", "torch", "numpy"), "unknown")
+    for package in found:
+        with suppress(PackageNotFoundError):
             found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "unknown"
-    return found
+    return {"python": platform.python_version(), **found}
 
 
 def _plain(config: RunConfig | Mapping[str, object]) -> dict[str, object]:

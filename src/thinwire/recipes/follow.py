@@ -13,17 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from thinwire.errors import MissingExtra, ThinwireError
-from thinwire.events import (
-    Evaluated,
-    Event,
-    EventReader,
-    EventWriter,
-    Failed,
-    Progress,
-    RunStarted,
-    Summary,
-    plain,
-)
+from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
@@ -46,7 +36,6 @@ class RunState:
     """With time and rank."""
 
     def apply(self, events: Iterable[Event]) -> None:
-        """Add events."""
         for event in events:
             match event.record:
                 case RunStarted() as started:
@@ -72,7 +61,7 @@ class RunState:
 
     @property
     def done_share(self) -> float:
-        """Share of the steps that are done."""
+        """Share of the steps."""
         return self.latest.step / self.latest.num_steps if self.latest else 0.0
 
     @property
@@ -97,17 +86,13 @@ class FinishedRun:
     """Seconds from start to end, starting the workers included."""
     folder: Path
 
-    def plain(self) -> dict[str, object]:
-        """The result for JSON."""
-        return {**plain(self.summary), "wall_s": self.wall_s, "run": str(self.folder)}
-
 
 Watch = Callable[[RunState, list[Event]], object]
 """Called several times a second with the state of the run and the events that are new in it."""
 
 
 def run_local(
-    folder: Path, config: RunConfig, watch: Watch = lambda state, events: None, *, limit_s: float = math.inf
+    folder: Path, config: RunConfig, watch: Watch | None = None, *, limit_s: float = math.inf
 ) -> FinishedRun:
     """Train on workers of this machine until they end; ThinwireError says why if they fail."""
     began_s = time.monotonic()
@@ -137,12 +122,7 @@ def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
 
 
 def follow(
-    workers: LocalWorkers,
-    reader: EventReader,
-    state: RunState,
-    watch: Watch = lambda state, events: None,
-    *,
-    limit_s: float = math.inf,
+    workers: LocalWorkers, reader: EventReader, state: RunState, watch: Watch | None = None, *, limit_s: float
 ) -> int:
     """Read events until the launcher ends; its status, or 1 if it hangs after a failure, or TIMED_OUT."""
     deadline_s, late = time.monotonic() + limit_s, TIMED_OUT
@@ -150,7 +130,8 @@ def follow(
         status = workers.poll()
         events = reader.poll()
         state.apply(events)
-        watch(state, events)
+        if watch is not None:
+            watch(state, events)
         workers.worker_pids.update(started.pid for started in state.started.values())
         if state.failures and late == TIMED_OUT:
             # the elastic agent would wait half a minute for a worker that hangs
@@ -167,16 +148,14 @@ def explain(folder: Path, state: RunState, status: int, killed: WorkerFailure | 
     """
     cause, log = state.root_cause, folder / LOG
     told = {rank for _, rank, _ in state.failures}
+    in_log = f"the workers' output is in {log}"
     # if another worker failed by itself, this one was ended because of it
     if killed is not None and killed.rank not in told and (cause is None or cause[1].consequence):
         host = state.started[killed.rank].host if killed.rank in state.started else "this machine"
         memory = "often the system was out of memory: try fewer workers or a smaller batch; "
-        record = Failed(
-            host=host,
-            error="Killed",
-            message=f"worker {killed.rank} on {host} {killed.how} (pid {killed.pid})",
-            hint=f"{memory if killed.status == -9 else ''}the workers' output is in {log}",
-        )
+        message = f"worker {killed.rank} on {host} {killed.how} (pid {killed.pid})"
+        hint = memory + in_log if killed.status == -9 else in_log
+        record = Failed(host=host, error="Killed", message=message, hint=hint)
         with EventWriter(folder, killed.rank) as writer:
             state.apply([writer.write(record)])
         cause = killed.rank, record
@@ -184,14 +163,13 @@ def explain(folder: Path, state: RunState, status: int, killed: WorkerFailure | 
         rank, failed = cause
         who = "" if failed.message.startswith("worker ") else f"worker {rank} on {failed.host}: "
         if failed.expected:
-            return ThinwireError(who + failed.message, hint=failed.hint or f"the workers' output is in {log}")
+            return ThinwireError(who + failed.message, hint=failed.hint or in_log)
         return ThinwireError(f"{who}{failed.error}: {failed.message}", hint=f"the traceback is in {log}")
-    hint = f"the workers' output is in {log}"
     if status == TIMED_OUT:
-        return ThinwireError("the time is up", hint=hint)
+        return ThinwireError("the time is up", hint=in_log)
     lines = log.read_text(encoding="utf-8", errors="replace").split("\n") if log.exists() else []
     last = next((f": {line.rstrip()}" for line in reversed(lines) if line.strip()), "")
-    return ThinwireError(f"the workers ended without a result (status {status}){last}", hint=hint)
+    return ThinwireError(f"the workers ended without a result (status {status}){last}", hint=in_log)
 
 
 def tensorboard_writer() -> Any:
@@ -199,10 +177,8 @@ def tensorboard_writer() -> Any:
     try:
         from tensorboard.summary import Writer
     except ImportError as error:
-        raise MissingExtra(
-            f"TensorBoard scalars need a package that is not installed ({error})",
-            hint="pip install 'thinwire[tensorboard]'",
-        ) from None
+        message = f"TensorBoard scalars need a package that is not installed ({error})"
+        raise MissingExtra(message, hint="pip install 'thinwire[tensorboard]'") from None
     return Writer
 
 
@@ -222,24 +198,23 @@ def curves(run: Path) -> Iterator[Callable[[Event], None]]:
             return opened
 
         def draw(event: Event) -> None:
-            values: dict[str, float | None] = {}
             match event.record:
-                case Progress(step=step) as progress:
-                    values = {
-                        "train/loss": progress.loss,
-                        "train/epoch": progress.epoch,
-                        "train/samples_per_s": progress.samples_per_s,
-                        "wire/sent_bytes": progress.sent_bytes,
-                        "wire/exposed_s": progress.exposed_s,
-                        "wire/exposed_share": progress.exposed_s / max(progress.train_s, 1e-9),
-                        **{f"strategy/{name}": value for name, value in progress.instruments.items()},
+                case Progress() as record:
+                    values: dict[str, float | None] = {
+                        "train/loss": record.loss,
+                        "train/epoch": record.epoch,
+                        "train/samples_per_s": record.samples_per_s,
+                        "wire/sent_bytes": record.sent_bytes,
+                        "wire/exposed_s": record.exposed_s,
+                        "wire/exposed_share": record.exposed_s / max(record.train_s, 1e-9),
+                        **{f"strategy/{name}": value for name, value in record.instruments.items()},
                     }
-                case Evaluated(step=step) as evaluated:
-                    values = {f"test/{evaluated.metric}": evaluated.value, "test/loss": evaluated.loss}
+                case Evaluated() as record:
+                    values = {f"test/{record.metric}": record.value, "test/loss": record.loss}
                 case _:
                     return
             for tag, value in values.items():
                 if value is not None:
-                    writer(event.rank).add_scalar(tag, value, step, wall_time=event.time)
+                    writer(event.rank).add_scalar(tag, value, record.step, wall_time=event.time)
 
         yield draw

@@ -21,13 +21,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from thinwire.recipes.worker import LIFELINE
+from thinwire.recipes import worker
 
 LOG = "workers.log"
-SCRATCH = "launcher"
-"""Folder of the elastic agent in the run folder; by default it would leave one in /tmp."""
 FAILURE = "failure.json"
-MODULE = "thinwire.recipes.worker"
 GRACE_S = 5.0
 
 
@@ -42,7 +39,6 @@ class WorkerFailure:
 
     @property
     def how(self) -> str:
-        """How the worker ended, in words."""
         if self.status >= 0:
             return f"ended with status {self.status}"
         try:
@@ -58,10 +54,10 @@ class LocalWorkers:
     """The first failure, known after the `with` block; a killed worker cannot write it into its events."""
 
     def __init__(
-        self, run: Path, num_workers: int, *, module: str = MODULE, arguments: Sequence[str] = ()
+        self, run: Path, num_workers: int, *, module: str = worker.__name__, arguments: Sequence[str] = ()
     ) -> None:
         self.log = run / LOG
-        self._scratch = run / SCRATCH
+        self._scratch = run / "launcher"  # by default the elastic agent would leave a folder in /tmp
         self.worker_pids: set[int] = set()
         """Workers to kill if the launcher does not; whoever reads their events adds them."""
         command = [sys.executable, "-m", __name__, str(num_workers), str(self._scratch), module, str(run)]
@@ -74,21 +70,23 @@ class LocalWorkers:
                 env=environment(os.environ, num_workers),
                 start_new_session=True,
             )
+        self.poll = self._launcher.poll
+        """Returns the launcher's exit status, None while it runs."""
 
-    def poll(self) -> int | None:
-        """The launcher's exit status, None while it runs."""
-        return self._launcher.poll()
+    def __enter__(self) -> LocalWorkers:
+        return self
 
-    def stop(self) -> None:
-        """End all processes, with SIGTERM first; does nothing if they have ended."""
+    def __exit__(self, *exception: object) -> None:
         assert self._launcher.stdin is not None
-        running = self.poll() is None
         self._launcher.stdin.close()
-        if running:
-            self._launcher.send_signal(signal.SIGTERM)
-        if not self._ended_within(GRACE_S):
+        self._launcher.terminate()
+        try:
+            if not self._ended_within(GRACE_S):
+                self._kill()
+            self._launcher.wait()
+        except KeyboardInterrupt:  # Ctrl-C again: do not wait any longer
             self._kill()
-        self._launcher.wait()
+            raise
         with suppress(OSError, ValueError, TypeError):  # no worker has failed, or the launcher was killed
             self.failure = WorkerFailure(**json.loads((self._scratch / FAILURE).read_text(encoding="utf-8")))
         shutil.rmtree(self._scratch, ignore_errors=True)
@@ -107,27 +105,13 @@ class LocalWorkers:
             time.sleep(0.02)
         return True
 
-    def __enter__(self) -> LocalWorkers:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        try:
-            self.stop()
-        except KeyboardInterrupt:  # Ctrl-C again: do not wait any longer
-            self._kill()
-            raise
-
 
 def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
     """The environment of the workers: `given`, with cores divided among them and the lifeline announced."""
-    threads = str(max(1, num_cores() // num_workers))
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = str(max(1, num_cores // num_workers))
     # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
-    return {"OMP_NUM_THREADS": threads, **given, LIFELINE: "1", "PYTHONSAFEPATH": "1"}
-
-
-def num_cores() -> int:
-    """Cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return {"OMP_NUM_THREADS": threads, **given, worker.LIFELINE: "1", "PYTHONSAFEPATH": "1"}
 
 
 def _exists(pid: int) -> bool:

@@ -9,24 +9,27 @@ from statistics import median
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from thinwire.data.ring import SampleExchange, Start
+from thinwire.data.sample_table import SampleTable
 from thinwire.errors import UsageError
+from thinwire.recipes.base import Data
 from thinwire.recipes.meter import check_loss
-from thinwire.recipes.partition import VirtualRing, block_range
-from thinwire.recipes.setup import LRSchedule, RunSetup, worker_seed
+from thinwire.recipes.setup import LRSchedule, RunSetup, block_range, sample_tensors, worker_seed
 from thinwire.simulate.deal import Deal, Hand, in_streams, in_turn
 from thinwire.simulate.replicas import Replicas, worth_batching
 from thinwire.simulate.worker import Learner, VirtualWorker
+from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
+
+INDEX_BYTES = 8
 
 
 class Lockstep:
     """Replicas with the same parameters and gradients make the same step: the first one's optimizer makes it
-    for all, as soon as any of them is to step.
-
-    No replica needs its old parameters any more then: a reduced gradient contains everybody's.
-    """
+    for all, as soon as any is to step. A reduced gradient contains everybody's: none needs old parameters."""
 
     def __init__(self, replicas: Replicas, schedules: Sequence[LRSchedule]) -> None:
         self._replicas, self._schedules = replicas, schedules
@@ -56,6 +59,25 @@ class Lockstep:
                 )
 
 
+class VirtualRing:
+    """One worker's shuffle ring on the virtual clock. Only a sample's index travels, padded to its size."""
+
+    def __init__(self, data: Data, seed: int, lane: Lane, start: Start) -> None:
+        blocks = [block_range(data, rank, lane.world_size) for rank in range(lane.world_size)]
+        own = blocks[lane.rank]
+        num_bytes = sum(tensor[0].nbytes for tensor in sample_tensors(data.train).values())
+        self._rows = torch.zeros(len(own), max(INDEX_BYTES, num_bytes), dtype=torch.uint8)
+        self._rows[:, :INDEX_BYTES] = torch.tensor(own).unsqueeze(1).view(torch.uint8)
+        table, counts = SampleTable([self._rows]), [len(block) for block in blocks]
+        self.exchange = SampleExchange(table, counts, seed=seed, uneven=False, rank=lane.rank, start=start)
+
+    def hand_out(self, batch_size: int) -> NDArray[np.int64]:
+        """Return the indices of the next batch's samples, which have arrived."""
+        places = torch.from_numpy(self.exchange.hand_out(batch_size))
+        indices: NDArray[np.int64] = self._rows[places, :INDEX_BYTES].view(torch.int64).squeeze(1).numpy()
+        return indices
+
+
 class RecipeLearner(Learner):
     """One replica with its optimizer and its samples."""
 
@@ -71,17 +93,17 @@ class RecipeLearner(Learner):
 
     def restart(self) -> None:
         """Take a new optimizer, with the learning rates of the group's plan."""
-        self.schedule = self._group.setup.lr_schedule(self.model, self._group.plan)
+        self.schedule = LRSchedule(self._group.setup.training, self.model, self._group.plan)
         self.optimizer = self.schedule.optimizer
 
     def joined(self, worker: VirtualWorker) -> None:
         setup = self._group.setup
         if setup.config.shuffle == "ring":
-            self._ring = VirtualRing(setup.data, setup.config.seed, *worker.side_lane("shuffle"))
+            side_lane = worker.core.side_lane("shuffle", worker.driver)
+            self._ring = VirtualRing(setup.data, setup.config.seed, *side_lane)
 
     def begin(self, epoch: int) -> None:
-        """Start an epoch; nothing of the one before is carried over."""
-        self._group.replicas.forget(self.host)
+        self._group.replicas.forget(self.host)  # nothing is carried over from the epoch before
         if self._ring is not None:
             self._ring.exchange.begin(epoch)
 
@@ -166,20 +188,19 @@ class RecipeLearners:
         for host in self.hosts:
             self.learners[host].begin(epoch)
 
-    def _hand(self, rank: int) -> Hand:
-        setup = self.setup
-        if setup.config.shuffle == "ring":
-            return []  # its batches are given to it as they arrive
-        own = setup.config.shuffle == "own"
-        first = block_range(setup.data, rank, len(self.hosts)).start if own else 0
-        shards = setup.shards(rank, len(self.hosts))
-        shards.set_epoch(self.epoch)
-        return [first + batch for batch in shards.batches(setup.config.batch_size)]
-
     def _deal(self) -> Deal:
-        hands = [self._hand(rank) for rank in range(len(self.hosts))]
         data, batch_size = self.setup.data, self.setup.config.batch_size
+        hands = [self._hand(rank) for rank in range(len(self.hosts))]
         return Deal(len(data.train), hands, batch_size, in_streams if data.order == "streams" else in_turn)
+
+    def _hand(self, rank: int) -> Hand:
+        config, data, world_size = self.setup.config, self.setup.data, len(self.hosts)
+        if config.shuffle == "ring":
+            return []  # its batches are given to it as they arrive
+        first = block_range(data, rank, world_size).start if config.shuffle == "own" else 0
+        shards = self.setup.shards(rank, world_size)
+        shards.set_epoch(self.epoch)
+        return [first + batch for batch in shards.batches(config.batch_size)]
 
     def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
         """Continue with other workers: optimizers keep their moments, learning rates follow the new plan.
@@ -187,27 +208,21 @@ class RecipeLearners:
         Replicas that agree continue from the furthest one; those that differ keep their own parameters. A
         worker that joins starts from the mean of those who were there, with the moments of the furthest.
         """
-        before = [host for host in hosts if host not in joined]
         self.hosts, self.rank_of = hosts, {host: rank for rank, host in enumerate(hosts)}
         self.replicas.withdraw()  # batches drawn for the step that was given up
-        self.deal.again(len(self.hosts))
-        self.plan = self.setup.plan(len(self.hosts))
-        num_epochs = self.setup.config.epochs
-        epochs_left = num_epochs - 1 - self.epoch
-        left = self.deal.num_batches(0) + epochs_left * (self.plan.num_steps // num_epochs)
-        mean = self.replicas.mean(before)
+        self.deal.again(len(hosts))
+        self.plan = self.setup.plan(len(hosts))
+        left = self.setup.steps_left(self.plan, self.epoch, self.deal.num_batches(0))
+        mean = self.replicas.mean([host for host in hosts if host not in joined])
         ahead = self.learners[furthest]
-        for host in self.hosts:
+        for host in hosts:
             learner = self.learners[host]
             source = ahead if self._agree or host in joined else learner
             moments = deepcopy(source.optimizer.state_dict()["state"])
-            if self._agree:
-                self.replicas.copy_(host, ahead.model)
-            elif host in joined:
-                self.replicas.copy_(host, mean)
+            if self._agree or host in joined:
+                self.replicas.copy_(host, ahead.model if self._agree else mean)
             learner.restart()
-            fresh = learner.optimizer.state_dict()
-            learner.optimizer.load_state_dict({**fresh, "state": moments})
+            learner.optimizer.load_state_dict({**learner.optimizer.state_dict(), "state": moments})
             learner.schedule.restart(max(0, self.plan.num_steps - left))
 
     def measure(self, repeats: int = 5) -> float:
@@ -215,8 +230,8 @@ class RecipeLearners:
         model = deepcopy(self.replicas.model(0))  # the replica itself must not take a step
         optimizer = self.setup.training.optimizer(model, self.plan)
         inputs, targets = self._example()
+        times_s = []
         with torch.random.fork_rng(devices=[]):
-            times_s = []
             for _ in range(repeats):
                 begin_s = time.perf_counter()
                 optimizer.zero_grad()

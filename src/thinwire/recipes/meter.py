@@ -6,7 +6,6 @@ Evaluation is left out of every number that is counted while training.
 from __future__ import annotations
 
 import math
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from thinwire.data import Streams
-from thinwire.engine.stats import Stats
+from thinwire.engine.core import Stats
 from thinwire.errors import NumericError
 from thinwire.events import Evaluated, Progress, Record, RunEnded, Summary
 from thinwire.recipes.base import Carried, Data, TrainingPlan
@@ -73,11 +72,6 @@ class ProgressMeter:
 
     def pause(self) -> None:
         self.totals = {name: self._offsets[name] + value for name, value in self._read().items()}
-
-    def check(self, loss: float, epoch: int) -> None:
-        """Raise NumericError if the loss of the coming step is not finite."""
-        where = f"worker {self.rank} on {socket.gethostname()}"
-        check_loss(loss, where, f" at step {self.step + 1} (epoch {epoch})")
 
     def stepped(self, loss: float, num_samples: int, epoch: int) -> None:
         """Count a step that is done; report from time to time, and after the last step."""

@@ -8,11 +8,8 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from thinwire.data.text import MAX_WORDS
+from thinwire.data.files import MAX_WORDS
 from thinwire.recipes.base import Carried
-
-_VGG16 = (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0)
-"""Channels of each convolution; 0 stands for a pooling layer."""
 
 
 def small_cnn(*, side: int, num_pools: int, num_hidden: int) -> nn.Module:
@@ -62,14 +59,12 @@ def resnet20() -> nn.Module:
 def vgg16() -> nn.Module:
     """Build VGG-16's convolutions with batch norm, and one dense layer instead of three."""
     layers: list[nn.Module] = []
-    num_in = 3
-    for num_out in _VGG16:
-        if num_out == 0:
-            layers.append(nn.MaxPool2d(2))
-            continue
+    channels = (3, 64, 64, 128, 128, 256, 256, 256, 512, 512, 512, 512, 512, 512)
+    for depth, (num_in, num_out) in enumerate(pairwise(channels), start=1):
         layers += [nn.Conv2d(num_in, num_out, 3, padding=1, bias=False), nn.BatchNorm2d(num_out)]
         layers.append(nn.ReLU(inplace=True))
-        num_in = num_out
+        if depth in (2, 4, 7, 10, 13):
+            layers.append(nn.MaxPool2d(2))
     return _initialised(nn.Sequential(*layers, nn.Flatten(), nn.Dropout(0.5), nn.Linear(512, 10)))
 
 

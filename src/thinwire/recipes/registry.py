@@ -29,9 +29,8 @@ def names() -> tuple[str, ...]:
 def get(name: str) -> Recipe:
     """Return the recipe called `name`, or the one that the user's own `module:function` returns."""
     if ":" not in name and name not in _NAMES:
-        hint = did_you_mean(
-            name.lower().replace("_", "-"), _NAMES, otherwise="`thinwire recipes` describes them"
-        )
+        meant = name.lower().replace("_", "-")
+        hint = did_you_mean(meant, _NAMES, otherwise="`thinwire recipes` describes them")
         raise SettingError(f"recipe must be one of {', '.join(_NAMES)}, got {name!r}", hint=hint)
     place = name if ":" in name else f"thinwire.recipes.catalog:{name.replace('-', '_')}"
     found = import_object(place, field="recipe")

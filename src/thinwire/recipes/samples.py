@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from thinwire.data import Arrays, Tokens, TrainTest
+from thinwire.data import Tokens, TrainTest
 from thinwire.errors import DataError
 from thinwire.recipes.base import Data
 
@@ -47,12 +47,9 @@ def as_tensors(
     arrays: TrainTest, convert: Convert = lambda inputs: inputs, convert_test: Convert | None = None
 ) -> Data:
     """Hold both parts of a data set as tensors; the test part may have a conversion of its own."""
-
-    def samples(part: Arrays, convert: Convert) -> TensorSamples:
-        # a copy: arrays read from files are read-only, which tensors cannot be
-        return TensorSamples(torch.tensor(part.inputs), torch.tensor(part.targets), convert)
-
-    return Data(samples(arrays.train, convert), samples(arrays.test, convert_test or convert))
+    # copies: arrays read from files are read-only, which tensors cannot be
+    parts = [(torch.tensor(part.inputs), torch.tensor(part.targets)) for part in (arrays.train, arrays.test)]
+    return Data(TensorSamples(*parts[0], convert), TensorSamples(*parts[1], convert_test or convert))
 
 
 def grey_images(arrays: TrainTest, highest: int) -> Data:

@@ -1,4 +1,4 @@
-"""The parts of a run: data, shards, plan, optimizer and schedule, and whatever connects the workers."""
+"""The parts of a run: data and who holds which part, plan, optimizer and schedule, connected workers."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -16,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.data import Shards, Streams
+from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.engine.attach import attach
-from thinwire.engine.stats import Stats
-from thinwire.errors import SettingError
+from thinwire.engine.core import Stats
+from thinwire.engine.link import Link
+from thinwire.errors import SettingError, UsageError
 from thinwire.recipes.base import Carried, Data, Recipe, Samples, Training, TrainingPlan
 from thinwire.recipes.config import RunConfig
 from thinwire.strategies import registry as strategies
@@ -33,9 +35,9 @@ class LRSchedule:
 
     def __init__(self, training: Training, model: nn.Module, plan: TrainingPlan) -> None:
         self.optimizer = training.optimizer(model, plan)
-        self._make, self._plan = training.schedule, plan
+        self._make = partial(training.schedule, self.optimizer, plan)
         self._settings = [{**group, "params": None} for group in self.optimizer.param_groups]
-        self._schedule = self._make(self.optimizer, plan)
+        self._schedule = self._make()
 
     def step(self) -> None:
         self._schedule.step()
@@ -46,15 +48,13 @@ class LRSchedule:
             group["lr"] = leading["lr"]  # read by strategies and checkpoints, though no step is made here
 
     def restart(self, step: int) -> None:
-        """Keep the optimizer's moments, and take the settings that the plan has for `step`.
-
-        Needed after a change of the number of workers: learning rates and the number of steps follow from it.
-        """
+        """Keep the optimizer's moments, and take the settings that the plan, which may have been made for
+        another number of workers than the loaded ones, has for `step`."""
         for group, settings in zip(self.optimizer.param_groups, self._settings, strict=True):
-            parameters = group["params"]  # the loaded group holds rates of the old plan
+            parameters = group["params"]
             group.clear()
             group.update({**settings, "params": parameters})
-        self._schedule = self._make(self.optimizer, self._plan)
+        self._schedule = self._make()
         with warnings.catch_warnings():
             # "before optimizer.step()": there were steps, in the run that was saved
             warnings.filterwarnings("ignore", message="Detected call of `lr_scheduler.step")
@@ -90,12 +90,12 @@ class RunSetup:
 
     def shards(self, rank: int, world_size: int) -> Shards | Streams:
         """Return one worker's part of the training data, in the order the data asks for."""
-        count = len(self.data.train)
+        count, seed = len(self.data.train), self.config.seed
         if self.data.order == "streams":
             return Streams(num_samples=count, rank=rank, world_size=world_size)
         if self.config.shuffle != "dealt":  # the worker's own part, shuffled by itself
-            return Shards(num_samples=count // world_size, seed=self.config.seed)
-        return Shards(num_samples=count, rank=rank, world_size=world_size, seed=self.config.seed)
+            return Shards(num_samples=count // world_size, seed=seed)
+        return Shards(num_samples=count, rank=rank, world_size=world_size, seed=seed)
 
     def plan(self, world_size: int) -> TrainingPlan:
         """Derive the plan; every worker has as many batches as the first."""
@@ -103,8 +103,10 @@ class RunSetup:
         num_steps = self.config.epochs * self.shards(0, world_size).num_batches(batch_size)
         return TrainingPlan(world_size=world_size, batch_size=batch_size, num_steps=num_steps)
 
-    def lr_schedule(self, model: nn.Module, plan: TrainingPlan) -> LRSchedule:
-        return LRSchedule(self.training, model, plan)
+    def steps_left(self, plan: TrainingPlan, epoch: int, num_batches: int) -> int:
+        """Return the steps left of a run that has `num_batches` left in `epoch` (the first is 0)."""
+        epochs = self.config.epochs
+        return num_batches + (epochs - 1 - epoch) * (plan.num_steps // epochs)
 
     def take(self, samples: Samples, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
         """Return the inputs and targets of one batch on the device."""
@@ -115,6 +117,45 @@ class RunSetup:
         """Return the loss of one batch, and the state to carry on."""
         outputs, carried = self.training.forward(model, inputs, carried)
         return self.training.loss(outputs, targets), carried
+
+
+def own_part(data: Data, rank: int, world_size: int) -> Data:
+    """Return `data` with a copy of one worker's block of the training samples, so that the rest is freed."""
+    block = block_range(data, rank, world_size)
+    rows = slice(block.start, block.stop)
+    own = {name: tensor[rows].clone() for name, tensor in sample_tensors(data.train).items()}
+    return replace(data, train=replace(cast("Any", data.train), **own))
+
+
+def block_range(data: Data, rank: int, world_size: int) -> range:
+    """Return the samples a worker holds at first: blocks in the order of the data, of nearly equal size."""
+    if data.order == "streams":
+        raise SettingError(
+            "shuffle must be 'dealt' for a text that is read in streams: its pieces stand in order",
+            hint="leave --shuffle out, or train text-transformer",
+        )
+    count = len(data.train)
+    return range(rank * count // world_size, (rank + 1) * count // world_size)
+
+
+def sample_tensors(samples: Samples) -> dict[str, Tensor]:
+    """Return the tensors that hold the samples, by field name; each has one row per sample."""
+    holder: Any = samples
+    values = {f.name: getattr(holder, f.name) for f in fields(holder)} if is_dataclass(holder) else {}
+    tensors = {name: value for name, value in values.items() if isinstance(value, Tensor)}
+    if not tensors or any(len(tensor) != len(samples) for tensor in tensors.values()):
+        raise SettingError(
+            f"shuffle must be 'dealt' for samples of type {type(samples).__name__}",
+            hint="own and ring need a dataclass whose tensors have one row per sample",
+        )
+    return tensors
+
+
+def shuffle_ring(data: Data, seed: int, link: LinkLike) -> ShuffleRing:
+    """Make the ring through which the samples of all workers travel."""
+    if not isinstance(link, Link):
+        raise UsageError("samples travel through a link; this run was attached by another system")
+    return ShuffleRing(*sample_tensors(data.train).values(), link=link, seed=seed)
 
 
 def worker_seed(seed: int, rank: int) -> int:
@@ -183,15 +224,11 @@ def advice_for(config: RunConfig, num_steps: int, *, log: bool) -> str:
     return advice
 
 
-def attach_by(config: RunConfig) -> Attach:
+@contextmanager
+def attach_by(config: RunConfig, model: nn.Module, optimizer: Optimizer) -> Iterator[Attached]:
     """Attach with the strategy that `config` names."""
-
-    @contextmanager
-    def attach_strategy(model: nn.Module, optimizer: Optimizer) -> Iterator[Attached]:
-        strategy = strategies.build(config.strategy, config.settings)
-        # workers that never talk are evaluated each by itself: their mean would be meaningless
-        agree = strategy.replicas_agree or not talks(strategy)
-        with attach(model, optimizer, strategy) as link:
-            yield Attached(model=model, optimizer=optimizer, link=link, replicas_agree=agree)
-
-    return attach_strategy
+    strategy = strategies.build(config.strategy, config.settings)
+    # workers that never talk are evaluated each by itself: their mean would be meaningless
+    agree = strategy.replicas_agree or not talks(strategy)
+    with attach(model, optimizer, strategy) as link:
+        yield Attached(model=model, optimizer=optimizer, link=link, replicas_agree=agree)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +28,16 @@ from thinwire.errors import UsageError
 from thinwire.events import Evaluated, Record
 from thinwire.recipes.base import Carried, Recipe
 from thinwire.recipes.config import RunConfig
-from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
-from thinwire.recipes.partition import own_part, shuffle_ring
+from thinwire.recipes.meter import ProgressMeter, check_loss, evaluate, summarize
 from thinwire.recipes.setup import (
     Attach,
     Attached,
-    LinkLike,
     LRSchedule,
     RunSetup,
     advice_for,
     attach_by,
+    own_part,
+    shuffle_ring,
     worker_seed,
 )
 
@@ -82,9 +84,9 @@ def train(
     # with another system `attach` is given, and its caller reports
     advice = advice_for(config, plan.num_steps, log=worker.rank == 0 and attach is None)
     model = setup.training.model().to(setup.device)
-    schedule = setup.lr_schedule(model, plan)
+    schedule = LRSchedule(setup.training, model, plan)
     with (
-        (attach or attach_by(config))(model, schedule.optimizer) as attached,
+        (attach or partial(attach_by, config))(model, schedule.optimizer) as attached,
         on_error or nullcontext(),
         _tracing(trace, plan.num_steps, setup.device) as trace_step,
     ):
@@ -96,12 +98,9 @@ def train(
         meter = ProgressMeter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )
-        carried = CarriedState(setup.device)
-        loop = _Loop(setup, model, attached, schedule, meter, carried)
-        with _checkpointing(
-            config, worker.checkpoints, link, model, schedule, shards, meter, carried
-        ) as save_if_due:
-            evaluated = loop.run(shards, (save_if_due, trace_step))
+        loop = _Loop(setup, model, attached, schedule, meter, shards)
+        with loop.checkpoints(worker.checkpoints) as save_if_due:
+            evaluated = loop.run((save_if_due, trace_step))
         ended = meter.ended()
         summary = summarize(setup, evaluated, [ended], [link.stats.instruments], advice, link.all_reduce)
     emit(ended)
@@ -110,43 +109,26 @@ def train(
 
 
 @dataclass(slots=True)
-class CarriedState:
-    """State that a model carries from batch to batch, as an LSTM does; each worker has its own."""
-
-    device: torch.device
-    state: Carried = None
-
-    def state_dict(self) -> dict[str, Any]:
-        return {str(i): tensor for i, tensor in enumerate(self.state or ())}
-
-    def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.state = tuple(saved[str(i)].to(self.device) for i in range(len(saved))) or None
-
-    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
-        """Start afresh: with another number of workers, each has other rows of text."""
-        self.state = None
-
-
-@dataclass(slots=True)
 class _Loop:
-    """Epochs, steps and evaluations of one worker."""
+    """Epochs, steps and evaluations of one worker; a checkpoint keeps the state that its model carries."""
 
     setup: RunSetup
     model: nn.Module
     attached: Attached
     schedule: LRSchedule
     meter: ProgressMeter
-    carried: CarriedState
+    shards: AnyShards
+    carried: Carried = None
     evaluated: Evaluated | None = None
 
-    def run(self, shards: AnyShards, after_step: Sequence[Callable[[], object]]) -> Evaluated:
+    def run(self, after_step: Sequence[Callable[[], object]]) -> Evaluated:
         """Train all epochs that are left; return the last evaluation."""
-        config, meter = self.setup.config, self.meter
+        config, meter, shards = self.setup.config, self.meter, self.shards
         self.attached.model.train()
         for epoch in range(shards.epoch + 1, config.epochs + 1):
             if shards.epoch != epoch - 1:  # else a resumed run is in the middle of this epoch
                 shards.set_epoch(epoch - 1)
-                self.carried.state = None
+                self.carried = None
             meter.start()
             for batch in shards.batches(config.batch_size):
                 self._step(batch, epoch)
@@ -161,18 +143,20 @@ class _Loop:
         return self.evaluated
 
     def _step(self, batch: NDArray[np.int64], epoch: int) -> None:
-        setup, attached = self.setup, self.attached
+        setup, attached, meter = self.setup, self.attached, self.meter
         inputs, targets = setup.take(setup.data.train, batch)
         attached.optimizer.zero_grad()
-        loss, self.carried.state = setup.loss(attached.model, inputs, targets, self.carried.state)
+        loss, self.carried = setup.loss(attached.model, inputs, targets, self.carried)
         value = loss.item()
-        self.meter.check(value, epoch)  # before a NaN reaches the other workers
+        # before a NaN reaches the other workers
+        where = f"worker {meter.rank} on {socket.gethostname()}"
+        check_loss(value, where, f" at step {meter.step + 1} (epoch {epoch})")
         loss.backward()
         if setup.training.clip_norm is not None:
             attached.link.clip_grad_norm_(setup.training.clip_norm)
         attached.optimizer.step()
         self.schedule.step()
-        self.meter.stepped(value, len(batch), epoch)
+        meter.stepped(value, len(batch), epoch)
 
     def _evaluate(self, epoch: int) -> None:
         meter, link = self.meter, self.attached.link
@@ -191,61 +175,53 @@ class _Loop:
             meter.emit(self.evaluated)
         meter.start()
 
+    # -- checkpoints --------------------------------------------------------------------------------
 
-@contextmanager
-def _checkpointing(
-    config: RunConfig,
-    folder: Path | None,
-    link: LinkLike,
-    model: nn.Module,
-    schedule: LRSchedule,
-    shards: AnyShards,
-    meter: ProgressMeter,
-    carried: CarriedState,
-) -> Iterator[Callable[[], None]]:
-    """Resume from the newest checkpoint if asked for; save at the end, and when the function that is yielded
-    and called after every step finds that it is time."""
-    if folder is None or not (config.save_every or config.resume):
-        yield lambda: None
-        return
-    if not isinstance(link, Link):
-        raise UsageError("checkpoints are saved through a link; this run was attached by another system")
-    settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
-    settings |= {"epochs": config.epochs, "batch size": config.batch_size, "shuffle": config.shuffle}
-    with Checkpoint(
-        folder,
-        link=link,
-        model=model,
-        optimizer=schedule.optimizer,
-        settings=settings,
-        schedule=schedule,
-        shards=shards,
-        meter=meter,
-        carry=carried,
-    ) as checkpoint:
-        num_steps = meter.plan.num_steps
-        saved = checkpoint.load() if config.resume else None
-        if saved is not None:
-            epochs_left = config.epochs - 1 - shards.epoch
-            left = shards.num_batches(config.batch_size) + epochs_left * (num_steps // config.epochs)
-            meter.plan = replace(meter.plan, num_steps=meter.step + left)
-            # what is left depends on the number of workers, and the schedule must end with the run
-            if saved.world_size != link.world_size:
-                schedule.restart(num_steps - left)
-        newest = 0 if saved is None else saved.step
+    @contextmanager
+    def checkpoints(self, folder: Path | None) -> Iterator[Callable[[], None]]:
+        """Resume from the newest checkpoint if asked for; save at the end, and when the function that is
+        yielded and called after every step finds that it is time."""
+        config, link, shards, meter = self.setup.config, self.attached.link, self.shards, self.meter
+        if folder is None or not (config.save_every or config.resume):
+            yield lambda: None
+            return
+        if not isinstance(link, Link):
+            raise UsageError("checkpoints are saved through a link; this run was attached by another system")
+        settings = {"recipe": config.recipe, "seed": config.seed, "samples": shards.num_samples}
+        settings |= {"epochs": config.epochs, "batch size": config.batch_size, "shuffle": config.shuffle}
+        parts: dict[str, Any] = {"model": self.model, "optimizer": self.schedule.optimizer}
+        parts |= {"schedule": self.schedule, "shards": shards, "meter": meter, "carry": self}
+        with Checkpoint(folder, link=link, settings=settings, **parts) as checkpoint:
+            saved = checkpoint.load() if config.resume else None
+            if saved is not None:
+                self._replan(saved.world_size)
+            newest = 0 if saved is None else saved.step
 
-        def save() -> None:
-            nonlocal newest
-            if meter.step != newest:
-                checkpoint.save(meter.step)
-                newest = meter.step
+            def save() -> None:
+                nonlocal newest
+                if meter.step != newest:
+                    checkpoint.save(meter.step)
+                    newest = meter.step
 
-        def stepped() -> None:
-            if config.save_every and meter.step % config.save_every == 0:
-                save()
+            yield lambda: save() if config.save_every and meter.step % config.save_every == 0 else None
+            save()
 
-        yield stepped
-        save()
+    def _replan(self, saved_world_size: int) -> None:
+        """Count the steps that are left for this number of workers; the schedule must end with the run."""
+        plan, shards = self.meter.plan, self.shards
+        left = self.setup.steps_left(plan, shards.epoch, shards.num_batches(plan.batch_size))
+        self.meter.plan = replace(plan, num_steps=self.meter.step + left)
+        if saved_world_size != plan.world_size:
+            self.schedule.restart(plan.num_steps - left)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {str(i): tensor for i, tensor in enumerate(self.carried or ())}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.carried = tuple(saved[str(i)].to(self.setup.device) for i in range(len(saved))) or None
+
+    def resize(self, saved: Sequence[dict[str, Any]]) -> None:
+        self.carried = None  # with another number of workers, each has other rows of text
 
 
 @contextmanager

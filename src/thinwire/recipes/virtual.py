@@ -55,9 +55,9 @@ class VirtualCluster:
 
     def config(self, config: RunConfig) -> dict[str, object]:
         """Return the configuration of a run on this cluster as events and the run folder keep it."""
-        settings = {name: value for name, value in asdict(self).items() if name != "description"}
         faults = [str(fault) for fault in self.description.faults]
-        cluster = {**settings, "hosts": self.description.summary(), "faults": faults}
+        cluster = {**asdict(self), "hosts": self.description.summary(), "faults": faults}
+        del cluster["description"]
         return {**asdict(config), "clock": "virtual", "cluster": cluster}
 
 
@@ -84,19 +84,18 @@ def simulate(
     watch: Callable[[Event], object] = lambda event: None,
 ) -> SimulationResult:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
-    shuffle = config.shuffle
     changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
-    if changes and shuffle != "dealt":
+    if changes and config.shuffle != "dealt":
+        message = "shuffle must be 'dealt' where workers are lost or join"
         raise SettingError(
-            f"shuffle must be 'dealt' where workers are lost or join, got {shuffle!r} with {changes[0]}",
+            f"{message}, got {config.shuffle!r} with {changes[0]}",
             hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
         )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
         # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
         warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
-        writers = [
-            files.enter_context(EventWriter(folder, rank)) for rank in range(min(MAX_WRITERS, config.workers))
-        ]
+        num_writers = min(MAX_WRITERS, config.workers)
+        writers = [files.enter_context(EventWriter(folder, rank)) for rank in range(num_writers)]
 
         def emit(host: int, record: Record) -> None:
             if host < len(writers):
@@ -106,8 +105,6 @@ def simulate(
 
 
 class _VirtualRun:
-    """One run of `simulate`."""
-
     def __init__(self, setup: RunSetup, cluster: VirtualCluster, emit: Callable[[int, Record], None]) -> None:
         config = setup.config
         self._setup, self._emit = setup, emit
@@ -131,8 +128,9 @@ class _VirtualRun:
         )
         if cluster.max_steps is not None:
             self._session.num_steps = cluster.max_steps
-        self._meters = {
-            host: ProgressMeter(
+        self._epoch = 0
+        self._meters = [
+            ProgressMeter(
                 rank=host,
                 plan=self._learners.plan,
                 num_epochs=config.epochs,
@@ -140,10 +138,9 @@ class _VirtualRun:
                 emit=partial(emit, host),
                 clock=lambda: self._session.clock.now_s,
             )
-            for host in self._learners.hosts
-        }
-        self._epoch = 0
-        for host in self._meters:
+            for host in range(config.workers)
+        ]
+        for host in range(config.workers):
             name = f"host{host} (virtual)" if config.workers > 1 else socket.gethostname()
             emit(host, run_started(cluster.config(config), config.workers, name))
 
@@ -151,37 +148,37 @@ class _VirtualRun:
         self._meters[host].stepped(loss, num_samples, self._epoch)
 
     def run(self) -> SimulationResult:
-        accounts, session = [], self._session
+        accounts, session, learners, meters = [], self._session, self._learners, self._meters
         evaluated: Evaluated | None = None
         for epoch in range(1, self._setup.config.epochs + 1):
             self._epoch = epoch
             if epoch > 1:
-                self._learners.begin(epoch - 1)
-            for meter in self._meters.values():
+                learners.begin(epoch - 1)
+            for meter in meters:
                 meter.start()
             session.epoch()
-            for meter in self._meters.values():
+            for meter in meters:
                 meter.pause()
-            if self._learners.lockstep is not None:
-                self._learners.lockstep.check()
-            accounts.append(f"epoch {epoch}: {self._learners.deal.account()}")
+            if learners.lockstep is not None:
+                learners.lockstep.check()
+            accounts.append(f"epoch {epoch}: {learners.deal.account()}")
             evaluated = self._evaluate()
             self._emit(0, evaluated)
             # max_steps is reached: the epochs left would be empty
             if session.stats(session.hosts[0]).steps >= session.num_steps:
                 break
         assert evaluated is not None, "a run has at least one epoch"
-        ended = {host: meter.ended() for host, meter in self._meters.items()}
-        for host, record in ended.items():
+        ended = [meter.ended() for meter in meters]
+        for host, record in enumerate(ended):
             self._emit(host, record)
         instruments = [session.stats(host).instruments for host in session.hosts]  # lost workers have none
-        summary = summarize(self._setup, evaluated, list(ended.values()), instruments, self._advice)
+        summary = summarize(self._setup, evaluated, ended, instruments, self._advice)
         self._emit(0, summary)
         return SimulationResult(
             summary=summary,
             distance=evaluated.distance or 0.0,
             compute_s=self._compute_s,
-            batched=self._learners.replicas.batched,
+            batched=learners.replicas.batched,
             accounts=tuple(accounts),
             happened=tuple(session.happened),
         )

@@ -11,13 +11,14 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import NoReturn
 
 from thinwire.errors import PeerLate, PeerLost, ThinwireError
 from thinwire.events import Event, EventWriter, Failed, Record
 from thinwire.recipes import registry
-from thinwire.recipes.config import CHECKPOINTS, RunConfig, read_config, run_started
+from thinwire.recipes.config import RunConfig, read_config, run_started
 
 LIFELINE = "THINWIRE_LIFELINE"
 """Environment variable of a worker whose standard input ends when its parent process does."""
@@ -36,8 +37,7 @@ def work(
         def emit(record: Record) -> None:
             watch(writer.write(record))
 
-        failures = ReportFailure(emit)
-        with failures:
+        with ReportFailure(emit) as failures:
             emit(run_started(config, world_size))
             # torch takes seconds to import: only now, when the others can see that this worker is up
             import torch.distributed as dist
@@ -45,14 +45,14 @@ def work(
             from thinwire.recipes.train import WorkerContext, train
 
             local_rank = int(environment.get("LOCAL_RANK", "0"))
-            worker = WorkerContext(rank, world_size, local_rank, run / CHECKPOINTS)
+            worker = WorkerContext(rank, world_size, local_rank, run / "checkpoints")
             trace = run / f"trace-worker-{rank}.json" if config.profile else None
             train(registry.get(config.recipe), config, worker, emit, failures, trace)
             if dist.is_initialized():  # by attach
                 dist.destroy_process_group()
 
 
-class ReportFailure:
+class ReportFailure(AbstractContextManager["ReportFailure"]):
     """Writes the first error that passes through it into the events; can be entered again inside itself.
 
     The loop enters it inside `attach`, so that the cause is on record before peers notice and fail too.
@@ -62,21 +62,18 @@ class ReportFailure:
         self._emit = emit
         self._reported = False
 
-    def __enter__(self) -> None:
-        pass
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._reported or not isinstance(error, Exception):
             return
         self._reported = True
-        expected = isinstance(error, ThinwireError)
+        told = error if isinstance(error, ThinwireError) else ThinwireError(str(error))
         self._emit(
             Failed(
                 host=socket.gethostname(),
                 error=type(error).__name__,
-                message=error.message if isinstance(error, ThinwireError) else str(error),
-                hint=error.hint if isinstance(error, ThinwireError) else "",
-                expected=expected,
+                message=told.message,
+                hint=told.hint,
+                expected=told is error,
                 consequence=isinstance(error, PeerLost | PeerLate),
             )
         )

@@ -1,1 +1,1 @@
-"""Events into tables, plots and one page: `write.write_report(folder)`. Needs the extra [report]."""
+"""Events into tables, plots and one page: `page.write_report(folder)`. Needs the extra [report]."""

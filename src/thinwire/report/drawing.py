@@ -1,4 +1,4 @@
-"""Figures with matplotlib, as files and as SVG that lives inside a page.
+"""Figures with matplotlib.
 
 A system has one colour in every plot of a page: ours are saturated, rivals muted, the ceiling has the colour
 of the text. In a page every colour is a CSS variable, so that it can change with the reader's theme; in an
@@ -7,20 +7,16 @@ image file it is the light one.
 
 from __future__ import annotations
 
-import io
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from html import escape
 from itertools import accumulate
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.errors import MissingExtra
-from thinwire.report.markup import Html
 from thinwire.timings import Family
 
 if TYPE_CHECKING:  # an extra
@@ -29,36 +25,34 @@ if TYPE_CHECKING:  # an extra
     from matplotlib.figure import Figure
     from matplotlib.patches import Rectangle
 
-INK = "#1f2328"
-MUTED = "#5a636e"
-GRID = "#dfe3e8"
-COMPUTE = "#b7c0ca"
-PAPER = "#ffffff"
-
-# Name of the CSS variable: (light, dark). Neighbours differ in lightness too, for readers who see few hues.
-COLOURS: Mapping[str, tuple[str, str]] = {
-    "ink": (INK, "#e6edf3"),
-    "muted": (MUTED, "#9aa4af"),
-    "grid": (GRID, "#2b323b"),
-    "compute": (COMPUTE, "#566371"),
-    "paper": (PAPER, "#10151b"),
-    "ours-1": ("#0b62a4", "#58a6ff"),
-    "ours-2": ("#d9541e", "#ff8b5e"),
-    "ours-3": ("#0b8a6a", "#3fcf9f"),
-    "ours-4": ("#8a3c9c", "#d38bea"),
-    "ours-5": ("#b07d00", "#f0c04a"),
-    "ours-6": ("#0891b2", "#6fdcf5"),
-    "ours-7": ("#a3123f", "#ff7a9c"),
-    "ours-8": ("#4b4fc4", "#a5a8ff"),
-    "rival-1": ("#5d6976", "#98a4b3"),
-    "rival-2": ("#8a6d49", "#c9b08f"),
-    "rival-3": ("#76889b", "#6f8196"),
-    "rival-4": ("#5f7558", "#a6b8a0"),
-    "rival-5": ("#96758a", "#a8899a"),
-    "rival-6": ("#4f7386", "#8fb4c9"),
-    "rival-7": ("#837a55", "#a89c74"),
-    "rival-8": ("#6f6384", "#b3a8c4"),
+_PALETTE = {  # light, dark; neighbours differ in lightness too, for readers who see few hues
+    "ours": (
+        "#0b62a4 #d9541e #0b8a6a #8a3c9c #b07d00 #0891b2 #a3123f #4b4fc4",
+        "#58a6ff #ff8b5e #3fcf9f #d38bea #f0c04a #6fdcf5 #ff7a9c #a5a8ff",
+    ),
+    "rival": (
+        "#5d6976 #8a6d49 #76889b #5f7558 #96758a #4f7386 #837a55 #6f6384",
+        "#98a4b3 #c9b08f #6f8196 #a6b8a0 #a8899a #8fb4c9 #a89c74 #b3a8c4",
+    ),
 }
+COLOURS: Mapping[str, tuple[str, str]] = {
+    "ink": ("#1f2328", "#e6edf3"),
+    "muted": ("#5a636e", "#9aa4af"),
+    "grid": ("#dfe3e8", "#2b323b"),
+    "compute": ("#b7c0ca", "#566371"),
+    "paper": ("#ffffff", "#10151b"),
+    **{
+        f"{family}-{number}": pair
+        for family, shades in _PALETTE.items()
+        for number, pair in enumerate(zip(*map(str.split, shades), strict=True), 1)
+    },
+}
+"""Light and dark, by name of the CSS variable."""
+INK, MUTED, GRID, COMPUTE, PAPER = (COLOURS[name][0] for name in ("ink", "muted", "grid", "compute", "paper"))
+Label = tuple[float, str, str]
+"""Height in data units, text and colour."""
+Part = tuple[float, str]
+"""Length and colour."""
 MARKERS = "osD^vPX*"
 DASHES = ((), (4, 1.5), (1, 1.5), (6, 1.5, 1, 1.5))
 THICK = 0.62
@@ -128,7 +122,6 @@ class Plot:
     tips: dict[str, str] = field(default_factory=dict)
 
     def tip(self, artist: Artist, words: str) -> None:
-        """Show a tip when the pointer is on a part of the figure."""
         name = f"tip{len(self.tips)}"
         artist.set_gid(name)
         self.tips[name] = words
@@ -171,25 +164,15 @@ def wrapped(label: str) -> str:
     return "\n".join(line.rstrip() for line in lines)
 
 
-def end_labels(axes: Axes, ends: Sequence[tuple[float, str, str]]) -> None:
-    """Write labels at the right of the axes, each as near to its height as the others allow.
-
-    `ends` holds heights in data units, texts and colours; the limits of the axes must be final.
-    """
+def end_labels(axes: Axes, ends: Sequence[Label]) -> None:
+    """Write labels at the right of the axes, whose limits are final, each as near to its height as fits."""
     to_axes = axes.transData + axes.transAxes.inverted()
     labels = [(wrapped(text), colour) for _, text, colour in sorted(ends)]
     heights = [float(to_axes.transform((1.0, height))[1]) for height, _, _ in sorted(ends)]
     needed = [LINE_SHARE * (text.count("\n") + 1.3) for text, _ in labels]
     for (text, colour), place in zip(labels, spread_out(heights, needed), strict=True):
-        axes.annotate(
-            text,
-            (1.02, place),
-            xycoords="axes fraction",
-            va="center",
-            color=colour,
-            fontsize=7.5,
-            linespacing=1.0,
-            annotation_clip=False,
+        axes.text(
+            1.02, place, text, transform=axes.transAxes, va="center", color=colour, size=7.5, linespacing=1
         )
 
 
@@ -235,15 +218,9 @@ def bar_plot(name: str, title: str, about: str, caption: str, rows: Sequence[str
 
 
 def bar(
-    plot: Plot,
-    row: int,
-    parts: Sequence[tuple[float, str]],
-    tip: str,
-    text: str,
-    quartiles: tuple[float, float] | None = None,
+    plot: Plot, row: int, parts: Sequence[Part], tip: str, text: str, quartiles: Sequence[float] = ()
 ) -> Rectangle:
-    """Draw a bar of several parts, given as length and colour, and write `text` behind it and its quartiles;
-    return the last part."""
+    """Draw a bar of several parts and write `text` behind it and its quartiles; return the last part."""
     left = 0.0
     drawn: list[Rectangle] = []
     for length, colour in parts:
@@ -257,34 +234,3 @@ def bar(
         text, (high, row), xytext=(4, 0), textcoords="offset points", va="center", color=MUTED, fontsize=7.5
     )
     return drawn[-1]
-
-
-def save(plot: Plot, folder: Path) -> Html:
-    """Write the plot as SVG and PNG, and return it as a part of a page, where the page says the title."""
-    drawn = io.StringIO()
-    plot.figure.savefig(drawn, format="svg", metadata={"Date": None})
-    plot.figure.suptitle(f"{plot.title}\n{plot.about}", x=0.02, ha="left", fontsize=9)
-    plot.figure.set_size_inches(WIDTH_INCHES, plot.figure.get_figheight() + 0.35)
-    plot.figure.savefig(folder / f"{plot.name}.png", dpi=PNG_DPI)
-    plot.figure.savefig(folder / f"{plot.name}.svg", metadata={"Date": None})
-    return inline(drawn.getvalue(), plot)
-
-
-def inline(svg: str, plot: Plot) -> Html:
-    """An SVG file as a part of a page: no reference outward, ids that occur once, colours of the theme."""
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
-    # to a screen reader the SVG is one image; without a size of its own it fits the width it is given
-    head = f'<svg role="img" aria-label="{escape(plot.title)}, {escape(plot.about)}"'
-    svg = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", lambda m: f"{head} {m[1]}>", svg, count=1)
-    svg = svg.replace("xlink:href", "href")
-    for name, words in plot.tips.items():
-        svg = svg.replace(f'<g id="{name}">', f"<g><title>{escape(words)}</title>")
-    reference = r"(url\(#|href=\"#)([^)\"]+)"
-    used = {name for _, name in re.findall(reference, svg)}
-    svg = re.sub(r" id=\"([^\"]+)\"", lambda m: f' id="{plot.name}-{m[1]}"' if m[1] in used else "", svg)
-    svg = re.sub(reference, rf"\1{plot.name}-\2", svg)
-    svg = svg.replace("'DejaVu Sans'", "var(--font)")
-    for variable, (light, _) in COLOURS.items():
-        svg = svg.replace(light, f"var(--{variable})")
-    return Html(svg)

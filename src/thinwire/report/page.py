@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from thinwire.errors import DataError
 from thinwire.events import FOLDER
 from thinwire.report import drawing
-from thinwire.report.cells import headline
-from thinwire.report.drawing import COLOURS, Plot
-from thinwire.report.facts import as_date, what_was_run
-from thinwire.report.markup import Html, join, tag
-from thinwire.report.run_plots import run_plots, worker_bars
+from thinwire.report.drawing import COLOURS, PNG_DPI, WIDTH_INCHES, Plot
+from thinwire.report.findings import as_date, key_numbers, notices, title, verdict, what_was_run
+from thinwire.report.plots import run_plots, step_plots, worker_bars
 from thinwire.report.runs import Run
-from thinwire.report.step_plots import step_plots
 from thinwire.report.subject import Subject, read_subject
-from thinwire.report.tables import run_table, step_tables, worker_table
-from thinwire.report.verdict import key_numbers, verdict
-from thinwire.units import as_seconds, count
+from thinwire.report.tables import Html, join, run_table, step_tables, tag, worker_table
+from thinwire.timings import headline
+from thinwire.units import count
 
 PAGE = "report.html"
 PLOTS = "plots"
@@ -46,7 +46,7 @@ def write_report(folder: Path, progress: Callable[[str], object] = lambda words:
         progress(f"drawing {count(len(plots), 'plot')} into {folder / PLOTS}")
         try:
             (folder / PLOTS).mkdir(exist_ok=True)
-            drawn = [(plot, drawing.save(plot, folder / PLOTS)) for plot in plots]
+            drawn = [(plot, save(plot, folder / PLOTS)) for plot in plots]
             (folder / PAGE).write_text(page(subject, drawn), encoding="utf-8")
         except OSError as error:
             raise DataError(f"the report cannot be written into {folder}: {error.strerror}") from error
@@ -105,47 +105,6 @@ def page(subject: Subject, plots: Sequence[tuple[Plot, Html]]) -> Html:
     ]
     body = tag("body", tag("main", top, *parts))
     return Html("<!doctype html>\n" + tag("html", head, body, lang="en") + "\n")
-
-
-def title(subject: Subject) -> str:
-    """The title of the page."""
-    if subject.is_bench:
-        return f"Benchmark {subject.folder.resolve().name}"
-    if (run := subject.only_run) is not None:
-        return f"{run.recipe}, {run.system}, {count(run.world_size, 'worker')}"
-    recipes = ", ".join(compared.recipe for compared in subject.comparisons)
-    return f"{recipes}: {len(subject.runs)} runs compared"
-
-
-def notices(subject: Subject) -> list[str]:
-    """Failures, gaps and other limits of the data that a reader must know first."""
-    said = []
-    for run in subject.runs:
-        if run.state == "failed":
-            said.append(f"{run.label} failed; its numbers end with step {run.steps}.")
-        elif run.state == "unfinished":
-            at = as_date(run.last_time)
-            ended = "if it no longer runs, it was ended from outside"
-            said.append(f"{run.label} has not finished; its last event is of {at} ({ended}).")
-        told = run.summary.instruments if run.summary is not None else {}
-        sparse_s, dense_s = told.get("sparse_s", 0.0), told.get("dense_s", 0.0)
-        if sparse_s > dense_s > 0:  # as top-k strategies tell: both are 0 until they know
-            said.append(
-                f"{run.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
-                "every step, sending everything with all-reduce would have taken about "
-                f"{as_seconds(dense_s)}."
-            )
-        if run.summary is not None and run.summary.advice:
-            said.append(f"{run.label}: {run.summary.advice}.")
-    if any(timing.emulated for timing in subject.timings):
-        said.append("Compute was emulated: layers wait as long as an accelerator would take. Bytes are real.")
-    if any(timing.processor_full for timing in subject.timings):
-        said.append("In cells marked as such the processors of the machine, not the wire, set the time.")
-    missing = {t.system: t.unavailable for t in subject.timings if t.unavailable}
-    said += [f"{system} could not run: {reason}." for system, reason in missing.items()]
-    if subject.skipped:
-        said.append(f"{count(subject.skipped, 'line')} of events could not be read and were left out.")
-    return [*said, *subject.notes]
 
 
 def section(heading: str, *content: Html, name: str) -> Html:
@@ -212,3 +171,34 @@ def _raw_data(subject: Subject) -> list[Html]:
             for label, facts in kept
         ),
     ]
+
+
+def save(plot: Plot, folder: Path) -> Html:
+    """Write the plot as SVG and PNG, and return it as a part of a page, where the page says the title."""
+    drawn = io.StringIO()
+    plot.figure.savefig(drawn, format="svg", metadata={"Date": None})
+    plot.figure.suptitle(f"{plot.title}\n{plot.about}", x=0.02, ha="left", fontsize=9)
+    plot.figure.set_size_inches(WIDTH_INCHES, plot.figure.get_figheight() + 0.35)
+    plot.figure.savefig(folder / f"{plot.name}.png", dpi=PNG_DPI)
+    plot.figure.savefig(folder / f"{plot.name}.svg", metadata={"Date": None})
+    return inline(drawn.getvalue(), plot)
+
+
+def inline(svg: str, plot: Plot) -> Html:
+    """An SVG file as a part of a page: no reference outward, ids that occur once, colours of the theme."""
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", "", svg, flags=re.DOTALL)
+    # to a screen reader the SVG is one image; without a size of its own it fits the width it is given
+    head = f'<svg role="img" aria-label="{escape(plot.title)}, {escape(plot.about)}"'
+    svg = re.sub(r"<svg[^>]*?(viewBox=\"[^\"]*\")[^>]*>", lambda m: f"{head} {m[1]}>", svg, count=1)
+    svg = svg.replace("xlink:href", "href")
+    for name, words in plot.tips.items():
+        svg = svg.replace(f'<g id="{name}">', f"<g><title>{escape(words)}</title>")
+    reference = r"(url\(#|href=\"#)([^)\"]+)"
+    used = {name for _, name in re.findall(reference, svg)}
+    svg = re.sub(r" id=\"([^\"]+)\"", lambda m: f' id="{plot.name}-{m[1]}"' if m[1] in used else "", svg)
+    svg = re.sub(reference, rf"\1{plot.name}-\2", svg)
+    svg = svg.replace("'DejaVu Sans'", "var(--font)")
+    for variable, (light, _) in COLOURS.items():
+        svg = svg.replace(light, f"var(--{variable})")
+    return Html(svg)

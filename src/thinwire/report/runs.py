@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Summary
 from thinwire.timings import Family
 
-CONFIG = "config.json"
 State = Literal["finished", "failed", "unfinished"]
 Point = tuple[float, float]
 Step = TypeVar("Step", Progress, Evaluated)
@@ -58,9 +57,25 @@ class Run:
     facts: Mapping[str, Any]
     """The content of config.json: config, versions, host, cores, command, created."""
     config: Mapping[str, Any]
+    recipe: str
+    strategy: str
+    """The name, without settings."""
+    settings: Mapping[str, Any]
+    seconds: str
+    """The unit of its clock."""
     versions: Mapping[str, str]
     world_size: int
     workers: tuple[WorkerRecord, ...]
+    num_steps: int
+    """Planned number of steps, 0 if unknown."""
+    steps: int
+    """Steps of the furthest worker."""
+    train_s: float
+    """Seconds of training, mean over workers."""
+    samples_per_s: float
+    """Samples per second of all workers together."""
+    instruments: Mapping[str, float]
+    """The strategy's instruments at the end, mean over workers."""
     evaluated: tuple[Evaluated, ...]
     summary: Summary | None
     failures: tuple[tuple[Event, Failed], ...]
@@ -77,45 +92,6 @@ class Run:
     family: Family = "ours"
     label: str = ""
     """The system, and the settings in which this run differs from others of the same system."""
-
-    @property
-    def recipe(self) -> str:
-        return str(self.config.get("recipe", "unknown"))
-
-    @property
-    def strategy(self) -> str:
-        """The name of the strategy, without its settings."""
-        return str(self.config.get("strategy", "unknown"))
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """The settings of the strategy."""
-        return dict(self.config.get("settings") or {})
-
-    @property
-    def seconds(self) -> str:
-        """The unit of its clock."""
-        return "virtual seconds" if self.config.get("clock") == "virtual" else "seconds"
-
-    @property
-    def num_steps(self) -> int:
-        """Planned number of steps, 0 if unknown."""
-        return max((w.progress[-1].num_steps for w in self.workers if w.progress), default=0)
-
-    @property
-    def steps(self) -> int:
-        """Steps of the furthest worker."""
-        return max((worker.steps for worker in self.workers), default=0)
-
-    @property
-    def train_s(self) -> float:
-        """Seconds of training, mean over workers."""
-        return _mean(worker.train_s for worker in self.workers)
-
-    @property
-    def samples_per_s(self) -> float:
-        """Samples per second of all workers together."""
-        return _mean(worker.samples_per_s for worker in self.workers) * self.world_size
 
     @property
     def exposed_share(self) -> float | None:
@@ -159,7 +135,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     workers = _workers(events)
     if not workers and not evaluated and summary is None:
         return None
-    facts = read_json(folder / CONFIG, {})
+    facts = read_json(folder / "config.json", {})
     world_size = len(workers)
     config, versions = facts.get("config", {}), facts.get("versions", {})
     if starts:
@@ -168,13 +144,23 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     elif summary is not None:
         names = ("recipe", "strategy", "settings", "workers")
         world_size, config = summary.workers, {**{name: getattr(summary, name) for name in names}, **config}
+    workers = [worker for worker in workers if worker.rank < world_size]
     return Run(
         folder=folder,
         facts=facts,
         config=config,
+        recipe=str(config.get("recipe", "unknown")),
+        strategy=str(config.get("strategy", "unknown")),
+        settings=dict(config.get("settings") or {}),
+        seconds="virtual seconds" if config.get("clock") == "virtual" else "seconds",
         versions=versions,
         world_size=world_size,
-        workers=tuple(worker for worker in workers if worker.rank < world_size),
+        workers=tuple(workers),
+        num_steps=max((w.progress[-1].num_steps for w in workers if w.progress), default=0),
+        steps=max((w.steps for w in workers), default=0),
+        train_s=_mean(w.train_s for w in workers),
+        samples_per_s=_mean(w.samples_per_s for w in workers) * world_size,
+        instruments={} if summary is None else summary.instruments,
         evaluated=tuple(_without_repeated(evaluated)),
         summary=summary,
         failures=tuple(sorted(failed, key=lambda pair: (pair[1].consequence, pair[0].time))),

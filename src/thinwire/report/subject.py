@@ -13,9 +13,6 @@ from thinwire.report.runs import Run, make_run, read_json
 from thinwire.timings import CEILING, FAMILIES, Family, Timing, timings
 from thinwire.units import count
 
-BENCH = "bench.json"
-ACCURACY = "time_to_accuracy.json"
-"""The file with the targets of a benchmark's trainings."""
 RUNS = "runs"
 """The part of a bench folder that holds its trainings."""
 NAMED = ("workers", "seed", "epochs", "clock")
@@ -56,7 +53,6 @@ class Comparison:
 
     @property
     def metric(self) -> str:
-        """The test metric."""
         return next((run.evaluated[0].metric for run in self.runs if run.evaluated), "value")
 
     @property
@@ -120,33 +116,26 @@ class Subject:
 def read_subject(folder: Path) -> Subject:
     """Read whatever the folder holds; DataError says what is wrong if that is nothing."""
     _check(folder)
-    reader = EventReader(folder)
-    events = reader.poll()
-    skipped = reader.skipped
-    blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
-    found = [make_run(folder, events)]
-    notes: list[str] = []
+    own, blocks, skipped = _read(folder)
+    runs, notes = [own] if own is not None else [], []
     below = [folder / RUNS] if blocks else [folder, folder / RUNS]
-    for child in sorted(child for place in below if place.is_dir() for child in place.iterdir()):
-        if not (child / FOLDER).is_dir():
-            continue
-        reader = EventReader(child)
-        inside = reader.poll()
-        skipped += reader.skipped
-        found.append(make_run(child, inside))
-        if found[-1] is None and any(isinstance(event.record, StepTimed) for event in inside):
+    for child in sorted(path.parent for place in below for path in place.glob(f"*/{FOLDER}/")):
+        run, inside, damaged = _read(child)
+        skipped += damaged
+        if run is not None:
+            runs.append(run)
+        elif inside:
             notes.append(f"{child.name} is a benchmark with a page of its own: thinwire report {child}")
-        elif found[-1] is None:
-            notes.append(f"{child.name} was left out: {_nothing(reader.skipped)}")
-    runs = [run for run in found if run is not None]
+        else:
+            notes.append(f"{child.name} was left out: {_nothing(damaged)}")
     if not runs and not blocks:
         raise DataError(
             f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
             hint="name the folder that a command calls its results, or one that holds several of these",
         )
-    facts = read_json(folder / BENCH, {})
+    facts = read_json(folder / "bench.json", {})
     families: dict[str, Family] = facts.get("families", {}) | {block.system: block.family for block in blocks}
-    named = sorted(name_runs(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
+    named = sorted(_named(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
     return Subject(
         folder=folder,
         facts=facts,
@@ -156,6 +145,14 @@ def read_subject(folder: Path) -> Subject:
         skipped=skipped,
         notes=notes,
     )
+
+
+def _read(folder: Path) -> tuple[Run | None, list[StepTimed], int]:
+    """The run in a folder, the blocks of a benchmark, and the number of lines that could not be read."""
+    reader = EventReader(folder)
+    events = reader.poll()
+    blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
+    return make_run(folder, events), blocks, reader.skipped
 
 
 def _check(folder: Path) -> None:
@@ -174,13 +171,11 @@ def _nothing(skipped: int) -> str:
 
 def _aims(folder: Path) -> dict[str, float]:
     """A benchmark's targets by recipe, from its table."""
-    rows = [row for row in read_json(folder / ACCURACY, []) if isinstance(row, dict)]
+    rows = [row for row in read_json(folder / "time_to_accuracy.json", []) if isinstance(row, dict)]
     return {row["recipe"]: row["target"] for row in rows if "recipe" in row and row.get("target") is not None}
 
 
-def name_runs(
-    runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]
-) -> Iterable[Run]:
+def _named(runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]) -> Iterable[Run]:
     """Give each run the shortest name that tells it apart from the others of its recipe."""
     for run in runs:
         peers = [other for other in runs if other.recipe == run.recipe]
@@ -213,11 +208,9 @@ def _timed_as(run: Run, systems: Iterable[str]) -> str | None:
     return max(fitting, key=lambda name: name.count(":"), default=None)
 
 
-def _differing(
-    own: Mapping[str, Any], all_of_them: Sequence[Mapping[str, Any]], names: Iterable[str]
-) -> list[str]:
+def _differing(own: Mapping[str, Any], peers: Sequence[Mapping[str, Any]], names: Iterable[str]) -> list[str]:
     """The values in which `own` differs from any of the others, in words."""
-    differing = [n for n in names if n in own and len({str(other.get(n)) for other in all_of_them}) > 1]
+    differing = [n for n in names if n in own and len({str(other.get(n)) for other in peers}) > 1]
     return [count(own[n], "worker") if n == "workers" else f"{n}={own[n]}" for n in differing]
 
 
@@ -234,11 +227,8 @@ def timings_of(runs: Iterable[Run]) -> list[Timing]:
             step_s=run.per_step("train_s"),
             compute_s=run.per_step("train_s") - run.per_step("exposed_s"),
             exposed_s=None if run.family == "rival" else run.per_step("exposed_s"),
-            processor_s=None,
             sent_bytes=run.per_step("sent_bytes"),
-            messages=None,
             emulated=False,
-            unavailable=None,
         )
         for run in runs
         if run.per_step("train_s") > 0

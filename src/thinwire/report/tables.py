@@ -1,16 +1,15 @@
-"""The tables of a page."""
+"""HTML, escaped by type (`Html` is markup, a plain `str` is escaped), and the tables of a page."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
+from html import escape
 
-from thinwire.report.cells import cells, place
-from thinwire.report.markup import Html, table, tag
-from thinwire.report.run_plots import MOST_WORKERS, slowest
+from thinwire.report.plots import MOST_WORKERS, slowest
 from thinwire.report.runs import Run
 from thinwire.report.subject import Comparison, timings_of
-from thinwire.timings import GridCell, Spread, Timing
+from thinwire.timings import GridCell, Timing, cells, median_or_dash, place
 from thinwire.units import as_bytes, as_metric, as_percent, as_seconds, three_digits
 
 UNKNOWN = "-"
@@ -18,6 +17,48 @@ MOST_OPEN = 4
 """Most tables of step times that are shown unfolded."""
 STRAGGLES = 1.2
 """Compute per step, relative to the median, above which a worker is called slow."""
+
+
+class Html(str):
+    """Text that is markup already."""
+
+    __slots__ = ()
+
+
+def tag(name: str, /, *children: str, **attributes: str | None) -> Html:
+    """An element. A trailing underscore in an attribute's name is left out; None leaves the attribute out.
+
+    >>> tag("p", "1 < 2 ", tag("b", "yes"), class_="note")
+    '<p class="note">1 &lt; 2 <b>yes</b></p>'
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
+        for key, value in attributes.items()
+        if value is not None
+    )
+    if name == "meta":  # has no end
+        return Html(f"<{name}{written}>")
+    return Html(f"<{name}{written}>{join(children)}</{name}>")
+
+
+def join(parts: Iterable[str]) -> Html:
+    """Parts one after the other, text among them escaped."""
+    return Html("".join(part if isinstance(part, Html) else escape(part) for part in parts))
+
+
+def table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, caption: str = "", words: Sequence[str] = ()
+) -> Html:
+    """A table whose first column names the row; the others hold numbers, but for those named in `words`."""
+    kinds = ["words" if name in words else None for name in head]
+    cells = [tag("th", text, scope="col", class_=kind) for text, kind in zip(head, kinds, strict=True)]
+    body = []
+    for first, *rest in rows:
+        values = [tag("td", text, class_=kind) for text, kind in zip(rest, kinds[1:], strict=True)]
+        body.append(tag("tr", tag("th", first, scope="row"), *values))
+    heading = tag("thead", tag("tr", *cells))
+    title = [tag("caption", caption)] if caption else []
+    return tag("div", tag("table", *title, heading, tag("tbody", *body)), class_="scroll")
 
 
 def step_tables(found: Sequence[Timing], at: GridCell | None) -> list[Html]:
@@ -43,20 +84,15 @@ def _step_row(timing: Timing) -> list[str]:
     return [
         timing.system,
         as_seconds(step.median) + quartiles + full,
-        _median(timing.efficiency, as_percent),
-        _median(timing.exposed_s, as_seconds),
-        _median(timing.processor_s, as_seconds),
-        _median(timing.sent_bytes, as_bytes),
-        _median(timing.messages, lambda messages: f"{messages:,.1f}".removesuffix(".0")),
+        median_or_dash(timing.efficiency, as_percent),
+        median_or_dash(timing.exposed_s, as_seconds),
+        median_or_dash(timing.processor_s, as_seconds),
+        median_or_dash(timing.sent_bytes, as_bytes),
+        median_or_dash(timing.messages, lambda messages: f"{messages:,.1f}".removesuffix(".0")),
     ]
 
 
-def _median(spread: Spread | None, show: Callable[[float], str]) -> str:
-    return UNKNOWN if spread is None else show(spread.median)
-
-
 def run_table(compared: Comparison) -> Html:
-    """The runs of one recipe."""
     efficiencies = {(t.system, t.workers): t.efficiency for t in timings_of(compared.runs)}
     target, metric, unit = compared.target, compared.metric, compared.seconds
     head = ["run", "workers", metric, f"{unit} to target", f"{unit} of training", "samples/s", "efficiency"]
@@ -72,7 +108,7 @@ def run_table(compared: Comparison) -> Html:
                 UNKNOWN if to_target is None else three_digits(to_target),
                 three_digits(run.train_s),
                 f"{run.samples_per_s:,.0f}",
-                _median(efficiencies.get((run.system, run.world_size)), as_percent),
+                median_or_dash(efficiencies.get((run.system, run.world_size)), as_percent),
                 UNKNOWN if run.exposed_share is None else as_percent(run.exposed_share),
                 as_bytes(run.per_step("sent_bytes")),
                 run.state,

@@ -8,10 +8,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from thinwire.engine.core import Stats
 from thinwire.engine.driver import Task
-from thinwire.engine.stats import Stats
 from thinwire.errors import PeerLost, UsageError, check
-from thinwire.hosts.faults import Fault
+from thinwire.hosts.description import Fault
 from thinwire.simulate.clock import Clock, ComputeModel, Pace, virtual_world
 from thinwire.simulate.network import Network
 from thinwire.simulate.worker import Learner, Stage, VirtualWorker

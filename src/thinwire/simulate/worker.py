@@ -14,7 +14,6 @@ from thinwire.engine.attach import cut
 from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
-from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.simulate.clock import Clock, ComputeModel, Pace, timetable
 from thinwire.strategies.base import Strategy, overrides
@@ -81,9 +80,9 @@ class VirtualWorker:
         """Steps after which to pause."""
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
         self._clock, self._model = stage.clock, stage.model
-        self._driver = Driver(stage.clock.soon, stage.clock.soon)
-        parts = (learner.model, learner.optimizer, strategy, lane, self, self._driver)
-        self.core = Core(*parts, buffers="rank0", context=TrainingContext(step=steps + 1))
+        self.driver = Driver(stage.clock.soon, stage.clock.soon)
+        self.context = TrainingContext(step=steps + 1)
+        self.core = Core(learner.model, learner.optimizer, strategy, lane, self, buffers="rank0")
         cut(self.core, {}, self._model.bucket_bytes)
         sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
         shares = self._model.shares or tuple(sizes.values())
@@ -99,15 +98,9 @@ class VirtualWorker:
         self.core.serve()
         learner.joined(self)
 
-    def side_lane(self, name: str) -> tuple[Lane, Callable[[Make], Task]]:
-        """A lane, and what starts coroutines on it, for something else that is sent beside training."""
-        lane = self.core.engine.lane.lane(name)
-        endpoint = Endpoint(lane, self.core.engine_meter)
-        return lane, lambda make: endpoint.start(self._driver, "reduce", make, name)
-
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
-        return self._driver.start(self._train(), f"worker {self.rank}")
+        return self.driver.start(self._train(), f"worker {self.rank}")
 
     async def _train(self) -> None:
         while self.core.steps < self.stop_at and await self._forward():

@@ -21,7 +21,7 @@ class AllReduce(Strategy):
 
     overlap: Overlap = "backward"
     """What sending hides behind: "backward"; "forward" too (a layer is updated when the next forward
-    reaches it, `p.grad` is None after backward); or "none"."""
+    reaches it); or "none"."""
 
     def __post_init__(self) -> None:
         check_one_of("AllReduce.overlap", self.overlap, get_args(Overlap))

@@ -13,6 +13,7 @@ from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agree
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import GossipRound, GossipState, Runtime
+from thinwire.strategies.parts.finite import check_finite
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, in_background, training_thread
@@ -150,6 +151,7 @@ class GossipGraD(Strategy):
         values, timer = state.values(bucket), state.runtime.timer
         await in_background()
         flats = [value.read() for value in values]  # nothing changes them before this has come back
+        check_finite(flats[0], bucket)
         encoding = Encoding(spans, flats[0].element_size(), round.payload, len(values) - 1)
         message, sent = encoding.write(bucket.index, flats, state.memory)
         inbox = message.new_empty(message.shape)
@@ -173,6 +175,7 @@ class GossipGraD(Strategy):
         values = state.values(bucket)
         means = [value.read() for value in values]
         await in_background()
+        check_finite(means[0], bucket)
         for work in [wire.all_reduce_(mean) for mean in means]:
             await work
         for mean in means:

@@ -26,6 +26,7 @@ from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition, chunk_size
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import SAMPLE_EVERY, distance_from_mean
+from thinwire.strategies.parts.finite import check_finite
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, finished, in_background, training_thread
@@ -148,7 +149,7 @@ class StochasticGradientPush(Strategy):
         if not channel.like.is_meta:  # sizes alone bring no mass back
             for chunk in window.chunks:
                 masses[chunk] /= 2
-        flat = bucket.read()  # nothing changes it before this has come back
+        flat = check_finite(bucket.read(), bucket)  # nothing changes it before this has come back
         encoding = Encoding(window.spans[0], flat.element_size(), self.payload, 0)
         body, sent = encoding.write(index, [flat], state.memory)
         numbers = [index, step, first, count, _PAYLOADS.index(self.payload)]

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import Parameter
 
-from thinwire.engine import leaves, state
+from thinwire.engine import state
 from thinwire.engine.buckets import ParameterBucket, make_buckets
-from thinwire.engine.leaves import Leaf, Saved
+from thinwire.engine.state import Saved
 from thinwire.errors import DataError
 from thinwire.strategies.base import SAME, OnResize
 
@@ -28,12 +28,12 @@ def buckets_of(bucket_bytes: int) -> list[ParameterBucket]:
     return make_buckets(named, bucket_bytes)
 
 
-def made(rule: OnResize, bucket_bytes: int = 1 << 20) -> dict[str, list[Leaf]]:
+def made(rule: OnResize, bucket_bytes: int = 1 << 20) -> list[ParameterBucket]:
     """One leaf in every bucket, as `init` makes it."""
     buckets = buckets_of(bucket_bytes)
     for bucket in buckets:
         bucket.zeros("leaf", on_resize=rule).fill_(INITIAL)
-    return leaves.collect([bucket.leaves for bucket in buckets])
+    return buckets
 
 
 def saved_by(world_size: int) -> list[Saved]:
@@ -51,8 +51,8 @@ def saved_by(world_size: int) -> list[Saved]:
 
 def loaded(rule: OnResize, saved: list[Saved], rank: int, world_size: int, bucket_bytes: int = 1) -> Saved:
     found = made(rule, bucket_bytes)
-    leaves.load(found, saved, rank, world_size)
-    return leaves.dump(found)
+    state.load_leaves(found, saved, rank, world_size)
+    return state.dump_leaves(found)
 
 
 def everyones(rule: OnResize, saved: list[Saved], world_size: int, name: str) -> list[Tensor]:
@@ -102,8 +102,8 @@ def test_the_same_is_the_first_ones_and_reset_begins_anew(before: int, after: in
 def test_other_buckets_take_it_over_by_name(bucket_bytes: int) -> None:
     (saved,) = saved_by(1)
     found = made("sum", bucket_bytes)
-    leaves.load(found, [saved], 0, 1)
-    again = leaves.dump(found)
+    state.load_leaves(found, [saved], 0, 1)
+    again = state.dump_leaves(found)
     assert again["leaf"].keys() == SHAPES.keys()
     assert all(torch.equal(again["leaf"][name], saved["leaf"][name]) for name in SHAPES)
 
@@ -115,11 +115,11 @@ def test_there_are_buckets_of_all_kinds() -> None:
 
 def test_a_copy_is_dumped_and_loading_overwrites_in_place() -> None:
     found = made("sum")
-    data = found["leaf"][0].data
-    saved = leaves.dump(found)
+    data = found[0].leaves["leaf"].data
+    saved = state.dump_leaves(found)
     data.zero_()
     assert all((part == INITIAL).all() for part in saved["leaf"].values())
-    leaves.load(found, [saved], 0, 1)
+    state.load_leaves(found, [saved], 0, 1)
     assert (data == INITIAL).all()
 
 
@@ -145,7 +145,7 @@ def test_another_shape_is_refused_by_name() -> None:
 def test_parameters_that_shrink_keep_the_same_indices() -> None:
     (saved,) = saved_by(1)
     rows, columns = torch.tensor([0, 3, 5]), torch.tensor([1, 4])
-    small = leaves.shrink(saved, {"0.weight": [rows, columns], "0.bias": [rows], "1.weight": [None, rows]})
+    small = state.shrink(saved, {"0.weight": [rows, columns], "0.bias": [rows], "1.weight": [None, rows]})
     before, after = saved["leaf"], small["leaf"]
     assert torch.equal(after["0.weight"], before["0.weight"][rows][:, columns])
     assert torch.equal(after["0.bias"], before["0.bias"][rows])
