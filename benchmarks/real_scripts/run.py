@@ -1,0 +1,108 @@
+"""Run one script in one of its variants, in a folder of its own, and collect the losses of all workers."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.common import ROOT
+from benchmarks.real_scripts.script import STRATEGY, Edit, Script, apply_edits
+
+WORKERS = 2
+TIME_LIMIT_S = 300.0
+
+EXACT = "AllReduce()"
+STRATEGIES = (
+    EXACT,
+    'AllReduce(overlap="forward")',
+    "GossipGraD()",
+    "GTopK(density=0.05)",
+    "OkTopK(density=0.05)",
+)
+PLAIN, ALONE, DDP = "plain", "alone", "DDP"
+"""As it was cloned; with thinwire and one worker; with DistributedDataParallel. The first two are one process."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What one run did."""
+
+    losses: Sequence[Sequence[float]]
+    """Every loss that was gone back from, by worker."""
+    exit_code: int
+    output: str
+    """The last lines that it wrote."""
+
+    @property
+    def means(self) -> list[float]:
+        """Every loss, averaged over the workers."""
+        return [sum(each) / len(each) for each in zip(*self.losses, strict=False)]
+
+
+def edits_of(script: Script, variant: str) -> Sequence[Edit]:
+    if variant in (PLAIN, DDP):
+        return script.ddp if variant == DDP else ()
+    strategy = EXACT if variant == ALONE else variant
+    return [(old, new.replace(STRATEGY, f"tw.{strategy}")) for old, new in script.thinwire]
+
+
+def texts(script: Script, checkouts: Path) -> tuple[str, str, str]:
+    """The script in small, the same with thinwire, and with DDP."""
+    original = (checkouts / script.repository / script.path).read_text()
+    small = apply_edits(original, script.shrink, script.name)
+    thinwire, ddp = (apply_edits(small, edits_of(script, each), script.name) for each in (EXACT, DDP))
+    return small, thinwire, ddp
+
+
+def run_variant(script: Script, checkouts: Path, variant: str) -> Outcome:
+    """Run the script as `torchrun` or `python` would."""
+    home = (checkouts / script.repository / script.path).parent
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, losses = Path(scratch, "a", "b", home.name), Path(scratch, "losses")  # some write to ../..
+        folder.mkdir(parents=True)
+        losses.mkdir()
+        for name in (Path(script.path).name, *script.beside):
+            (folder / name).write_text((home / name).read_text())
+        main = folder / Path(script.path).name
+        edits = [*script.shrink, *edits_of(script, variant)]
+        main.write_text(apply_edits(main.read_text(), edits, script.name))
+        script.files(folder)
+        num_workers = 1 if variant in (PLAIN, ALONE) else WORKERS
+        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_workers)]
+        command = [
+            sys.executable,
+            *(launcher if num_workers > 1 else ()),
+            *("-m", "benchmarks.real_scripts.worker", str(losses), str(main), *script.arguments),
+        ]
+        ran = _run(command, folder)
+        found = [losses / f"{rank}.json" for rank in range(num_workers)]
+        return Outcome(
+            losses=[json.loads(path.read_text()) if path.exists() else [] for path in found],
+            exit_code=ran.returncode,
+            output=ran.stdout[-4000:],
+        )
+
+
+def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    try:
+        return subprocess.run(
+            command,
+            cwd=folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=TIME_LIMIT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as late:
+        output = late.stdout.decode() if late.stdout else ""
+        return subprocess.CompletedProcess(command, 124, output + f"\nno end within {TIME_LIMIT_S:g} s")
