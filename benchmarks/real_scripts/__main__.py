@@ -2,9 +2,9 @@
 
     python -m benchmarks.real_scripts CHECKOUTS [--only mnist,nanoGPT] [--diff]
 
-CHECKOUTS holds the clones as OWNER/NAME; `--commands` prints how to get them. Each script runs for a few steps on
-small data that comes with this benchmark: as it is, and with thinwire, in one process; with DDP, and with thinwire
-and several strategies, on 2 workers.
+CHECKOUTS holds the clones as OWNER/NAME; `--commands` prints how to get them. Each script runs for a few steps
+on small data that comes with this benchmark: as it is, and with thinwire, in one process; with DDP, and with
+thinwire and several strategies, on 2 workers under torchrun.
 """
 
 from __future__ import annotations

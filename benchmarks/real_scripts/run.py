@@ -18,15 +18,9 @@ WORKERS = 2
 TIME_LIMIT_S = 300.0
 
 EXACT = "AllReduce()"
-STRATEGIES = (
-    EXACT,
-    'AllReduce(overlap="forward")',
-    "GossipGraD()",
-    "GTopK(density=0.05)",
-    "OkTopK(density=0.05)",
-)
+STRATEGIES = (EXACT, 'AllReduce(overlap="forward")', "GossipGraD()", "GTopK(density=0.05)")
 PLAIN, ALONE, DDP = "plain", "alone", "DDP"
-"""As it was cloned; with thinwire and one worker; with DistributedDataParallel. The first two are one process."""
+"""As it was cloned; with thinwire and one worker; with DistributedDataParallel and two."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 Edit = tuple[str, str]
-"""Text to look for, which must be there, and text in its place. The first one is replaced, all of them if the old
-text begins with `*`. Without an old text the new one is added at the end."""
+"""Text to look for, which must be there, and text in its place. The first one is replaced, all of them if the
+old text begins with `*`. Without an old text the new one is added at the end."""
 
 STRATEGY = "tw.AllReduce()"
 """What stands in the edits, and is replaced to try other strategies."""
@@ -66,7 +66,7 @@ def num_changed(difference: Sequence[str]) -> int:
     return sum(line.startswith("+") and not line.startswith("+++") for line in difference)
 
 
-# -- pieces of edits ------------------------------------------------------------------------------------------
+# -- pieces of edits -----------------------------------------------------------------------------------------
 
 
 def after(line: str, *added: str) -> Edit:
