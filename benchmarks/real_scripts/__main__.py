@@ -2,9 +2,9 @@
 
     python -m benchmarks.real_scripts CHECKOUTS [--only mnist,nanoGPT] [--diff]
 
-CHECKOUTS holds the clones as OWNER/NAME; `--commands` prints how to get them. Each script runs for a few steps
-on small data that comes with this benchmark: as it is, and with thinwire, in one process; with DDP, and with
-thinwire and several strategies, on 2 workers under torchrun.
+CHECKOUTS holds the clones as OWNER/NAME; `--commands` prints how to get them. Each script runs for a few
+steps on small data that comes with this benchmark: as it is, and with thinwire, in one process; with DDP, and
+with thinwire and several strategies, on 2 workers under torchrun.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks.common import note, parser_of, print_head, print_row, result_fil
 from benchmarks.real_scripts import examples, others
 from benchmarks.real_scripts.run import ALONE, DDP, EXACT, PLAIN, STRATEGIES, Outcome, run_variant, texts
 from benchmarks.real_scripts.script import Script, changes, num_changed
+from benchmarks.real_scripts.start import forked, under_torchrun
 
 SCRIPTS = (*examples.SCRIPTS, *others.SCRIPTS)
 
@@ -65,7 +66,7 @@ def course(outcome: Outcome, script: Script) -> str:
 
 def row(script: Script, checkouts: Path, outcomes: Mapping[str, Outcome]) -> list[str]:
     small, thinwire, ddp = texts(script, checkouts)
-    lines, ddp_lines = (num_changed(changes(small, text, script.name)) for text in (thinwire, ddp))
+    lines, ddp_lines = (num_changed(small, text) for text in (thinwire, ddp))
     whole = "-"
     if script.whole_batch and not outcomes[EXACT].exit_code:
         whole = f"{difference([outcomes[PLAIN].means], [outcomes[EXACT].means]):.0e}"
@@ -90,7 +91,7 @@ def main() -> None:
     parser.add_argument(
         "--commands", action="store_true", help="print how to get the scripts, and run nothing"
     )
-    parser.add_argument("--quick", action="store_true", help="a trial: the result goes to runs/")
+    parser.add_argument("--quick", action="store_true", help="a trial: fork the workers, write to runs/")
     options = parser.parse_args()
     scripts = [each for each in SCRIPTS if any(part in each.name for part in options.only.split(","))]
     if not scripts:
@@ -127,7 +128,7 @@ def measure(scripts: Sequence[Script], checkouts: Path, *, trial: bool) -> int:
         outcomes = {}
         for variant in (PLAIN, ALONE, DDP, *STRATEGIES):
             note(f"{script.name}: {variant} ...")
-            outcomes[variant] = run_variant(script, checkouts, variant)
+            outcomes[variant] = run_variant(script, checkouts, variant, forked if trial else under_torchrun)
             if outcomes[variant].exit_code:
                 failed = True
                 note(outcomes[variant].output)

@@ -21,8 +21,8 @@ IN_TUTORIAL = "tutorials/02-intermediate"
 _NANOGPT = {
     "dataset": "tiny", "device": "cpu", "backend": "gloo", "compile": False, "dtype": "float32",
     "max_iters": 20, "eval_interval": 10, "eval_iters": 2, "n_layer": 2, "n_head": 2, "n_embd": 64,
-    "block_size": 32, "batch_size": 8, "gradient_accumulation_steps": 4, "lr_decay_iters": 20, "warmup_iters": 2,
-    "learning_rate": 1e-2, "wandb_log": False,
+    "block_size": 32, "batch_size": 8, "gradient_accumulation_steps": 4, "lr_decay_iters": 20,
+    "warmup_iters": 2, "learning_rate": 1e-2, "wandb_log": False,
 }  # fmt: skip
 
 _PICTURES = f"images, labels = images[{WORLD}], labels[{WORLD}]"

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.common import ROOT
 from benchmarks.real_scripts.script import STRATEGY, Edit, Script, apply_edits
+from benchmarks.real_scripts.start import Start
 
 WORKERS = 2
-TIME_LIMIT_S = 300.0
 
 EXACT = "AllReduce()"
 STRATEGIES = (EXACT, 'AllReduce(overlap="forward")', "GossipGraD()", "GTopK(density=0.05)")
@@ -54,8 +50,8 @@ def texts(script: Script, checkouts: Path) -> tuple[str, str, str]:
     return small, thinwire, ddp
 
 
-def run_variant(script: Script, checkouts: Path, variant: str) -> Outcome:
-    """Run the script as `torchrun` or `python` would."""
+def run_variant(script: Script, checkouts: Path, variant: str, start: Start) -> Outcome:
+    """Change the script and run it."""
     home = (checkouts / script.repository / script.path).parent
     with tempfile.TemporaryDirectory() as scratch:
         folder, losses = Path(scratch, "a", "b", home.name), Path(scratch, "losses")  # some write to ../..
@@ -68,35 +64,11 @@ def run_variant(script: Script, checkouts: Path, variant: str) -> Outcome:
         main.write_text(apply_edits(main.read_text(), edits, script.name))
         script.files(folder)
         num_workers = 1 if variant in (PLAIN, ALONE) else WORKERS
-        launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(num_workers)]
-        command = [
-            sys.executable,
-            *(launcher if num_workers > 1 else ()),
-            *("-m", "benchmarks.real_scripts.worker", str(losses), str(main), *script.arguments),
-        ]
-        ran = _run(command, folder)
+        arguments = [*script.arguments, *(script.of_workers if num_workers > 1 else ())]
+        exit_code, output = start(losses, main, arguments, num_workers)
         found = [losses / f"{rank}.json" for rank in range(num_workers)]
         return Outcome(
             losses=[json.loads(path.read_text()) if path.exists() else [] for path in found],
-            exit_code=ran.returncode,
-            output=ran.stdout[-4000:],
+            exit_code=exit_code,
+            output=output[-4000:],
         )
-
-
-def _run(command: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
-    paths = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-    environment: Mapping[str, str] = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    try:
-        return subprocess.run(
-            command,
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=TIME_LIMIT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as late:
-        output = late.stdout.decode() if late.stdout else ""
-        return subprocess.CompletedProcess(command, 124, output + f"\nno end within {TIME_LIMIT_S:g} s")

@@ -28,6 +28,8 @@ class Script:
     thinwire: Sequence[Edit]
     ddp: Sequence[Edit]
     arguments: Sequence[str] = ()
+    of_workers: Sequence[str] = ()
+    """More arguments, if there are several workers."""
     files: Callable[[Path], None] = field(default=lambda _folder: None)
     """Writes the data that the script reads into its folder."""
     beside: Sequence[str] = ()
@@ -57,13 +59,13 @@ def apply_edits(text: str, edits: Sequence[Edit], name: str) -> str:
 
 def changes(old: str, new: str, name: str) -> list[str]:
     """The difference of two texts as `diff` shows it, with one line around each change."""
-    lines = difflib.unified_diff(old.splitlines(), new.splitlines(), name, name, n=1, lineterm="")
-    return list(lines)
+    return list(difflib.unified_diff(old.splitlines(), new.splitlines(), name, name, n=1, lineterm=""))
 
 
-def num_changed(difference: Sequence[str]) -> int:
-    """Lines that are new or other than before."""
-    return sum(line.startswith("+") and not line.startswith("+++") for line in difference)
+def num_changed(old: str, new: str) -> int:
+    """Lines added, replaced or removed."""
+    matcher = difflib.SequenceMatcher(None, old.splitlines(), new.splitlines(), autojunk=False)
+    return sum(max(b - a, d - c) for kind, a, b, c, d in matcher.get_opcodes() if kind != "equal")
 
 
 # -- pieces of edits -----------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ fixed seed: one smooth picture per class and noise on top. Nothing is read, writ
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -17,6 +18,8 @@ from torch.nn import functional
 
 TRAIN_SIZE, TEST_SIZE = 256, 64
 NUM_CLASSES = 10
+MOST_NUMBERS = 1 << 23
+"""In a data set: the pictures of ImageNet are large."""
 
 Transform = Callable[[Any], Any]
 
@@ -59,7 +62,8 @@ def fake_data(
     num_classes: int = NUM_CLASSES,
     transform: Transform | None = None,
 ) -> Pictures:
-    return Pictures(min(size, TRAIN_SIZE), image_size, transform, seed=1)
+    most = MOST_NUMBERS // math.prod(image_size)
+    return Pictures(min(size, TRAIN_SIZE, most), image_size, transform, seed=1)
 
 
 # -- transforms ----------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import os
 import random
 import runpy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,8 @@ import torch
 from benchmarks.real_scripts import vision
 
 
-def main() -> None:
-    folder, script, *arguments = sys.argv[1:]
+def run(folder: str, script: str, arguments: Sequence[str]) -> None:
+    """Run the script in this process."""
     rank = os.environ.get("RANK", "0")
     torch.set_num_threads(1)
     random.seed(0)
@@ -39,6 +40,7 @@ def main() -> None:
 
     torch.Tensor.backward = record_and_go_back  # type: ignore[assignment]
     sys.argv = [script, *(argument.replace("{rank}", rank) for argument in arguments)]
+    sys.path.insert(0, str(Path(script).parent))
     try:
         runpy.run_path(script, run_name="__main__")
     finally:
@@ -46,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[1], sys.argv[2], sys.argv[3:])
