@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.common import note, parser_of, print_head, print_row, result_file
 from benchmarks.real_scripts import examples, others
-from benchmarks.real_scripts.run import ALONE, DDP, EXACT, PLAIN, STRATEGIES, Outcome, run_variant, texts
+from benchmarks.real_scripts.run import ALONE, DDP, EXACT, EXACTS, OTHERS, PLAIN, Outcome, run_variant, texts
 from benchmarks.real_scripts.script import Script, changes, num_changed
 from benchmarks.real_scripts.start import forked, under_torchrun
 
@@ -47,8 +47,9 @@ def difference(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]
 
 
 def equality(left: Outcome, right: Outcome) -> str:
+    """Whether two runs had the same losses."""
     if left.exit_code or right.exit_code:
-        return "failed"
+        return left.why or right.why
     worst = difference(left.losses, right.losses)
     return "same bits" if worst == 0 else f"{worst:.0e}"
 
@@ -56,7 +57,7 @@ def equality(left: Outcome, right: Outcome) -> str:
 def course(outcome: Outcome, script: Script) -> str:
     """The mean loss of the first and of the last quarter, and whether that is training."""
     if outcome.exit_code:
-        return f"failed ({outcome.exit_code})"
+        return outcome.why
     means = outcome.means
     quarter = max(1, len(means) // 4)
     first, last = sum(means[:quarter]) / quarter, sum(means[-quarter:]) / quarter
@@ -75,9 +76,9 @@ def row(script: Script, checkouts: Path, outcomes: Mapping[str, Outcome]) -> lis
         str(lines),
         str(ddp_lines) if script.ddp else "has it",
         equality(outcomes[ALONE], outcomes[PLAIN]),
-        equality(outcomes[EXACT], outcomes[DDP]),
+        *(equality(outcomes[each], outcomes[DDP]) for each in EXACTS),
         whole,
-        *(course(outcomes[each], script) for each in (DDP, *STRATEGIES)),
+        *(course(outcomes[each], script) for each in (DDP, *OTHERS)),
     ]
 
 
@@ -91,7 +92,8 @@ def main() -> None:
     parser.add_argument(
         "--commands", action="store_true", help="print how to get the scripts, and run nothing"
     )
-    parser.add_argument("--quick", action="store_true", help="a trial: fork the workers, write to runs/")
+    parser.add_argument("--fork", action="store_true", help="fork the workers instead of starting torchrun")
+    parser.add_argument("--quick", action="store_true", help="a trial, written to runs/")
     options = parser.parse_args()
     scripts = [each for each in SCRIPTS if any(part in each.name for part in options.only.split(","))]
     if not scripts:
@@ -114,23 +116,24 @@ def main() -> None:
             small, thinwire, _ = texts(script, options.checkouts)
             print("\n".join(changes(small, thinwire, script.name)))
         return
-    sys.exit(measure(found, options.checkouts, trial=options.quick))
+    sys.exit(measure(found, options.checkouts, fork=options.fork, trial=options.quick))
 
 
-def measure(scripts: Sequence[Script], checkouts: Path, *, trial: bool) -> int:
-    """Run all variants of all scripts and print the table; 1 if one of them failed."""
+def measure(scripts: Sequence[Script], checkouts: Path, *, fork: bool, trial: bool) -> int:
+    """Run all variants of all scripts and print the table; 1 if one of them failed, other than
+    by a refusal in words."""
     result = result_file("real_scripts", trial=trial)
     raw: dict[str, Any] = {}
     failed = False
-    first = ["script", "lines", "lines with DDP", "alone = plain", "exact = DDP", "exact against one process"]
-    print_head(*first, DDP, *STRATEGIES)
+    equal = ["one worker = plain", *(f"{each} = DDP" for each in EXACTS), "against one process"]
+    print_head("script", "lines", "lines with DDP", *equal, *(f"loss: {each}" for each in (DDP, *OTHERS)))
     for script in scripts:
         outcomes = {}
-        for variant in (PLAIN, ALONE, DDP, *STRATEGIES):
+        for variant in (PLAIN, ALONE, DDP, *EXACTS, *OTHERS):
             note(f"{script.name}: {variant} ...")
-            outcomes[variant] = run_variant(script, checkouts, variant, forked if trial else under_torchrun)
+            outcomes[variant] = run_variant(script, checkouts, variant, forked if fork else under_torchrun)
             if outcomes[variant].exit_code:
-                failed = True
+                failed = failed or not outcomes[variant].refusal
                 note(outcomes[variant].output)
         small, thinwire, _ = texts(script, checkouts)
         raw[script.name] = {
@@ -139,7 +142,7 @@ def measure(scripts: Sequence[Script], checkouts: Path, *, trial: bool) -> int:
             "runs": {name: {"exit_code": o.exit_code, "losses": o.losses} for name, o in outcomes.items()},
         }
         print_row(*row(script, checkouts, outcomes))
-        note(f"written to {result.save({'scripts': raw})}")
+        note(f"written to {result.save({'forked': fork, 'scripts': raw})}")
     return int(failed)
 
 

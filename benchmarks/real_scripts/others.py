@@ -78,12 +78,18 @@ SCRIPTS = (
                 "optimizer = torch.optim.AdamW(model.parameters(), lr=learning_rate)",
                 f"link = tw.attach(model, optimizer, {STRATEGY})",
             ),
-            after("    xb, yb = get_batch('train')", f"xb, yb = xb[{WORLD}], yb[{WORLD}]"),
+            after(
+                "    xb, yb = get_batch('train')",
+                "xb, yb = (batch.chunk(link.world_size)[link.rank] for batch in (xb, yb))",
+            ),
             ("", "link.detach()\n"),
         ],
         ddp=[
             after("m = model.to(device)", DDP_SETUP, DDP_RANKS, ddp("model")),
-            after("    xb, yb = get_batch('train')", "xb, yb = xb[rank::world_size], yb[rank::world_size]"),
+            after(
+                "    xb, yb = get_batch('train')",
+                "xb, yb = (batch.chunk(world_size)[rank] for batch in (xb, yb))",
+            ),
         ],
         whole_batch=True,
     ),

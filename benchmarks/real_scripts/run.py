@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from benchmarks.real_scripts.start import Start
 WORKERS = 2
 
 EXACT = "AllReduce()"
-STRATEGIES = (EXACT, 'AllReduce(overlap="forward")', "GossipGraD()", "GTopK(density=0.05)")
+EXACTS = (EXACT, 'AllReduce(overlap="forward")')
+OTHERS = ("GossipGraD()", "GTopK(density=0.05)")
 PLAIN, ALONE, DDP = "plain", "alone", "DDP"
 """As it was cloned; with thinwire and one worker; with DistributedDataParallel and two."""
 
@@ -28,6 +30,19 @@ class Outcome:
     exit_code: int
     output: str
     """The last lines that it wrote."""
+
+    @property
+    def refusal(self) -> str:
+        """What thinwire said if it refused the script."""
+        found = re.search(r"^thinwire\.errors\.\w+: (.*)$", self.output, flags=re.MULTILINE)
+        return found[1] if found else ""
+
+    @property
+    def why(self) -> str:
+        """Why it did not end well; nothing if it did."""
+        if not self.exit_code:
+            return ""
+        return f"refused: {self.refusal}" if self.refusal else f"failed ({self.exit_code})"
 
     @property
     def means(self) -> list[float]:

@@ -67,13 +67,15 @@ def forked(losses: Path, script: Path, arguments: Sequence[str], num_workers: in
         settings = (str(losses), str(script), list(arguments), place, losses / f"{rank}.txt")
         processes.append(multiprocessing.get_context("fork").Process(target=_forked, args=settings))
         processes[-1].start()
-    end = time.monotonic() + TIME_LIMIT_S
-    for process in processes:
-        process.join(max(0.0, end - time.monotonic()))
-    codes = [LATE if process.exitcode is None else process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
-        process.join()
+    try:
+        end = time.monotonic() + TIME_LIMIT_S
+        for process in processes:
+            process.join(max(0.0, end - time.monotonic()))
+        codes = [LATE if process.exitcode is None else process.exitcode for process in processes]
+    finally:  # they hold the socket of the store too, so nobody else would end them
+        for process in processes:
+            process.kill()
+            process.join()
     written = [(losses / f"{rank}.txt").read_text(errors="replace")[-2000:] for rank in range(num_workers)]
     return next((code for code in codes if code), 0), "\n".join(written)
 
