@@ -46,7 +46,7 @@ SCRIPTS = (
         path="dcgan/main.py",
         commit="13caa078cd69d74ffb447a9eda09f0a81b809480",
         arguments=[
-            *("--dataset", "fake", "--batchSize", "16", "--ngf", "8", "--ndf", "8", "--niter", "1"),
+            *("--dataset=fake", "--batchSize=16", "--ngf=8", "--ndf=8", "--niter=1"),
             *("--workers", "0", "--manualSeed", "1"),
         ],
         thinwire=[
@@ -121,7 +121,10 @@ SCRIPTS = (
         path="word_language_model/main.py",
         commit="cd01f93000a6679e768700dd29e417a1e5fd10e5",
         beside=("model.py", "data.py"),
-        arguments="--emsize 32 --nhid 32 --batch_size 10 --nlayers 1 --bptt 7 --epochs 2 --lr 10 --dropout 0".split(),
+        arguments=[
+            *("--emsize=32", "--nhid=32", "--nlayers=1", "--batch_size=10", "--bptt=7", "--dropout=0"),
+            *("--epochs=2", "--lr=10"),
+        ],
         of_workers=["--save", "model-{rank}.pt"],
         files=data.corpus,
         shrink=[("model = torch.load(f)", "model = torch.load(f, weights_only=False)")],

@@ -82,9 +82,9 @@ def forked(losses: Path, script: Path, arguments: Sequence[str], num_workers: in
 
 def _forked(losses: str, script: str, arguments: list[str], place: dict[str, str], output: Path) -> None:
     os.environ.update(place, OMP_NUM_THREADS="1")
-    file = os.open(output, os.O_WRONLY | os.O_CREAT)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    sys.stdout = sys.stderr = output.open("w", buffering=1)
+    os.dup2(sys.stdout.fileno(), 1)
+    os.dup2(sys.stdout.fileno(), 2)
     os.chdir(Path(script).parent)
     try:
         worker.run(losses, script, arguments)
