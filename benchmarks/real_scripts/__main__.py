@@ -74,7 +74,7 @@ def row(script: Script, checkouts: Path, outcomes: Mapping[str, Outcome]) -> lis
     return [
         script.name,
         str(lines),
-        str(ddp_lines) if script.ddp else "has it",
+        "has it" if script.has_ddp else str(ddp_lines),
         equality(outcomes[ALONE], outcomes[PLAIN]),
         *(equality(outcomes[each], outcomes[DDP]) for each in EXACTS),
         whole,
@@ -111,12 +111,16 @@ def main() -> None:
     found = [script for script in scripts if script not in missing]
     if not found:
         sys.exit(1)
-    if options.diff:
-        for script in found:
+    for script in found:
+        try:
             small, thinwire, _ = texts(script, options.checkouts)
+        except LookupError as error:
+            tried = "\n  ".join(commands([script], options.checkouts)[1:])
+            sys.exit(f"{error.args[0]}: it is not the version that was tried, which you get by\n  {tried}")
+        if options.diff:
             print("\n".join(changes(small, thinwire, script.name)))
-        return
-    sys.exit(measure(found, options.checkouts, fork=options.fork, trial=options.quick))
+    if not options.diff:
+        sys.exit(measure(found, options.checkouts, fork=options.fork, trial=options.quick))
 
 
 def measure(scripts: Sequence[Script], checkouts: Path, *, fork: bool, trial: bool) -> int:

@@ -92,8 +92,8 @@ SCRIPTS = (
             before("    # Data loading code", f"link = tw.attach(model, optimizer, {STRATEGY})"),
             ("\n\ndef train(train_loader", "    link.detach()\n\n\ndef train(train_loader"),
         ],
-        # It wraps the model only if there is a GPU.
-        ddp=[before("    # define loss function", ddp("model"))],
+        ddp=[before("    # define loss function", ddp("model"))],  # its own wrapper waits for a GPU
+        has_ddp=True,
     ),
     Script(
         repository=EXAMPLES,

@@ -54,6 +54,7 @@ SCRIPTS = (
             before("if ddp:\n    destroy_process_group()", "link.detach()"),
         ],
         ddp=(),
+        has_ddp=True,
     ),
     Script(
         repository="karpathy/ng-video-lecture",

@@ -36,6 +36,8 @@ class Script:
     """Other files of the folder that it imports."""
     whole_batch: bool = False
     """Whether the mean of the workers' losses is the loss of one process: no dropout, noise or batch norm."""
+    has_ddp: bool = False
+    """Whether the script wraps its model in DDP by itself."""
     falls: bool = True
     """Whether the loss has to fall within these few steps: not so for the two players of a GAN."""
 
