@@ -8,9 +8,10 @@ workers would have to make theirs in one order, and it leaks descriptors. The on
 from __future__ import annotations
 
 import atexit
-import ctypes
 import datetime
+import logging
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,7 +20,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _get_default_store
 
-from thinwire.wire.waiters import park_all
+from thinwire.wire.sockets import Opened, opened_by, shut_down
+from thinwire.wire.waiters import stop_all
+
+_COME_BACK_S = 3.0
 
 
 @dataclass(slots=True)
@@ -30,7 +34,12 @@ class Backends:
     number: int
     """Of those with this key."""
     cpu: Any
-    cuda: Any = None
+    cuda: Any
+    sockets: Opened
+
+    def abort(self) -> None:
+        """End what is under way with an error."""
+        shut_down(self.sockets)
 
 
 @dataclass(slots=True)
@@ -43,6 +52,7 @@ class Pool:
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
     _uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     _clients: list[Store] = field(default_factory=list)
+    _client_sockets: Opened = field(default_factory=list)
     made: list[Backends] = field(default_factory=list)
     """All of this world."""
     ends_world: bool = False
@@ -59,8 +69,9 @@ class Pool:
         number = self._made[key] = self._made.get(key, 0) + 1
         label = f"thinwire/{self._generation}/{'-'.join(map(str, ranks))}/{name}/{number}"
         # A client is locked while somebody waits in it, so each thread that connects needs its own.
-        client = self._clients.pop() if self._clients else new_client()
-        backends = Backends(key, number, *_connect(client, ranks, label, timeout_s))
+        client = self._clients.pop() if self._clients else self.new_client()
+        (cpu, cuda), sockets = opened_by(lambda: _connect(client, ranks, label, timeout_s))
+        backends = Backends(key, number, cpu, cuda, sockets)
         self._clients.append(client)
         self.made.append(backends)
         return backends
@@ -75,9 +86,22 @@ class Pool:
             self._world = dist.group.WORLD
             self._generation += 1
             self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
-            self.watch_client = new_client()
+            self.watch_client = self.new_client()
         uses = self._uses[tuple(ranks)] = self._uses.get(tuple(ranks), 0) + 1
         return f"{self._generation}/{'-'.join(map(str, ranks))}/{uses}"
+
+    def new_client(self) -> Store:
+        """A client of the store that joins the workers; torch 2.13 now and then takes 5 s to connect one."""
+        store = _get_default_store()
+        client, sockets = opened_by(store.clone)  # type: ignore[attr-defined]  # not in the stubs
+        self._client_sockets += sockets
+        return client  # type: ignore[no-any-return]
+
+    def abort(self) -> None:
+        """At exit: have everybody come back who waits in a backend or the store."""
+        for backends in self.made:
+            backends.abort()
+        shut_down(self._client_sockets)
 
     def clear(self) -> None:
         self._free.clear()
@@ -100,12 +124,6 @@ def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) 
     return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
 
-def new_client() -> Store:
-    """A client of the store that joins the workers, which now and then takes 5 s to connect (torch 2.13)."""
-    client: Store = _get_default_store().clone()  # type: ignore[attr-defined]  # not in the stubs
-    return client
-
-
 def has_nccl() -> bool:
     """Whether the world has NCCL for tensors on GPUs."""
     return "nccl" in dist.get_backend_config()
@@ -121,12 +139,13 @@ def start_world() -> None:
 
 
 def _at_exit() -> None:
-    if park_all():
-        # A backend with something under way can be neither aborted nor destroyed: it ends with the process.
-        for backends in pool.made:
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cpu))
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cuda))
-        return
+    pool.abort()
+    if not stop_all(timeout_s=_COME_BACK_S):
+        # Somebody is still in a backend, and would abort the process when it comes back.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     pool.clear()
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()

@@ -182,8 +182,7 @@ class ProcessGroupLane:
         self._watch.ring(error)
 
     def close(self) -> None:
-        """Give back threads and the backend. With something under way they are left to end with the
-        process: Gloo can neither abort nor destroy such a group without hanging."""
+        """Give back threads and the backend; after an error, end what is still under way."""
         for lane in self._lanes.values():
             lane.close()
         self._watch.stop()
@@ -192,6 +191,8 @@ class ProcessGroupLane:
             self._any_order.stop()
             if self._backends is not None:
                 pool.give_back(self._backends)
+        elif self._backends is not None:
+            self._backends.abort()
 
     # -- how things are started and waited for ---------------------------------------------------
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
+import math
 import queue
-import signal
 import threading
 import weakref
 from collections.abc import Callable
@@ -25,20 +24,20 @@ def is_waiter() -> bool:
 class Waiters:
     """Daemon threads for calls that block: one in order, or as many as there are calls blocked."""
 
-    def __init__(self, name: str, limit: int | None = None) -> None:
+    def __init__(self, name: str, limit: float = math.inf) -> None:
         self._name = name
         self._limit = limit
         self._calls: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0
+        self._open = 0
+        """Calls that have not ended."""
         self._threads: list[threading.Thread] = []
         _all.add(self)
 
     def submit(self, call: Wait) -> None:
         with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-            elif self._limit is None or len(self._threads) < self._limit:
+            self._open += 1
+            if len(self._threads) < min(self._open, self._limit):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -49,38 +48,20 @@ class Waiters:
         while (call := self._calls.get()) is not None:
             call()
             with self._lock:
-                self._idle += 1
+                self._open -= 1
 
-    def stop(self) -> None:
-        """End the threads, none of which may be blocked."""
+    def stop(self, timeout_s: float | None = None) -> bool:
+        """End the threads; False if some are still blocked after `timeout_s`."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join()
-
-    def park(self) -> bool:
-        """At exit: keep threads that are blocked from ever coming back; gives whether there are any.
-
-        A thread that comes back from a backend while the interpreter shuts down aborts the process. A signal
-        handler that waits for another signal holds it where it is, until the process ends.
-        """
-        with self._lock:
-            busy = len(self._threads) > self._idle
-        for thread in self._threads if busy else ():
-            if thread.is_alive() and thread.ident is not None:
-                signal.pthread_kill(thread.ident, _PARKING)
-        return busy
+            thread.join(timeout_s)
+        return not any(thread.is_alive() for thread in self._threads)
 
 
 _all: weakref.WeakSet[Waiters] = weakref.WeakSet()
-_PARKING = signal.SIGURG
-"""Of no other use here, and without effect on who has no handler for it."""
 
 
-def park_all() -> bool:
-    """At exit: see `Waiters.park`."""
-    libc = ctypes.CDLL(None)
-    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
-    libc.signal(_PARKING, ctypes.cast(libc.pause, ctypes.c_void_p))
-    busy = [waiters for waiters in list(_all) if waiters.park()]
-    return bool(busy)
+def stop_all(timeout_s: float) -> bool:
+    """At exit: a thread that comes back from a backend when the interpreter shuts down aborts the process."""
+    return all([waiters.stop(timeout_s) for waiters in list(_all)])  # noqa: C419  # every one of them
