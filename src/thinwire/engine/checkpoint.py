@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import dcp, folders
-from thinwire.engine.folders import Manifest, Saver
+from thinwire.engine import folders, tensors
+from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
-from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica
+from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica, mean
+from thinwire.engine.saver import Saver
 from thinwire.errors import DataError, ThinwireError, UsageError, check
+from thinwire.files import lock, unlock
 
 SEE_S = 10.0
 """Seconds a worker looks for what another one has written: a network file system may be slow to show it."""
@@ -87,6 +89,8 @@ class Checkpoint:
             "parts": ", ".join(sorted(self.parts)),
         }
         self._loaded = False
+        self._lock: int | None = None
+        """Held by rank 0."""
         self._saver = Saver(self.folder, link, self._about, nonce=self._open(), keep=keep)
 
     def _open(self) -> str:
@@ -95,6 +99,7 @@ class Checkpoint:
         with self._together():
             if self._link.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = lock(self.folder)
                 folders.sweep(self.folder)
                 latest = next((path.name for path in reversed(folders.whole(self.folder))), "")
                 (self.folder / f"step-0.probe-{nonce}").mkdir()
@@ -124,40 +129,55 @@ class Checkpoint:
         DataError, on all workers and before anything is changed, if it is damaged or of another training.
         With another number of workers, parts that each worker has of its own are resized.
         """
-        self._loaded = True
-        if self._latest is None:
-            return None
-        path = self._latest
-        with self._together():
-            manifest = folders.read_manifest(path)
-            folders.compare(path, manifest.about, self._about)
-            states = self._read(path, manifest)
-        with self._together():
-            for name, part in self.parts.items():
-                try:
-                    if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
-                        part.resize(states[name])
-                    else:
-                        part.load_state_dict(states[name][0])
-                except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
-                    raise DataError(f"{name} of {path} does not fit: {error}") from error
+        path, manifest = self._latest, None
+        if path is not None:
+            with self._together():
+                manifest = folders.read_manifest(path)
+                folders.compare(path, manifest.about, self._about)
+                states = self._read(path, manifest)
+            with self._together():
+                for name, part in self.parts.items():
+                    try:
+                        if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
+                            part.resize(states[name])
+                        else:
+                            part.load_state_dict(states[name][0])
+                    except Exception as error:  # whatever a part makes of numbers that are not its own
+                        raise DataError(f"{name} of {path} does not fit: {error}") from error
+        self._loaded = True  # only now: a checkpoint that cannot be read is not to be replaced
         return manifest
 
-    def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
+    def _read(self, path: Path, manifest: Manifest) -> dict[str, list[Any]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
         same = manifest.world_size == self._link.world_size
         ranks = [self._link.rank] if same else range(manifest.world_size)
         names = [folders.COMMON, *map(folders.worker, ranks)]
-        for name in names:
-            folders.verify(path, manifest, name)
-        try:
-            common, *own = [dcp.read(path / name) for name in names]
-        except Exception as error:  # whatever unpickling may raise
-            raise folders.damaged(path, f"it cannot be read ({type(error).__name__}: {error})") from error
-        return {
-            name: [each[name] for each in own] if isinstance(part, OwnPart) else [common[name]]
-            for name, part in self.parts.items()
-        }
+        common, *own = [folders.read_part(path, manifest, name) for name in names]
+        found = {}
+        for part_name, part in self.parts.items():
+            files = list(zip(names[1:], own, strict=True)) if isinstance(part, OwnPart) else [(names[0], common)]
+            for name, states in files:
+                if part_name not in states:
+                    raise folders.damaged(path, f"{name} does not hold {part_name}")
+            found[part_name] = [states[part_name] for _, states in files]
+        return found
+
+    @staticmethod
+    def read_model(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """The state dict of the model in the newest checkpoint of `folder`, on the CPU, for use without a link.
+
+        Of replicas that differ it is the mean. DataError if there is none, or it is damaged.
+        """
+        path = next(reversed(folders.whole(Path(folder))), None)
+        if path is None:
+            raise DataError(f"there is no checkpoint in {folder}", hint="name the folder that holds step-...")
+        manifest = folders.read_manifest(path)
+        common = folders.read_part(path, manifest, folders.COMMON)
+        if "model" not in common:
+            own = [folders.read_part(path, manifest, folders.worker(r)) for r in range(manifest.world_size)]
+            common = mean([states["replica"] for states in own])
+        model: dict[str, Tensor] = common["model"]
+        return model
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -174,10 +194,10 @@ class Checkpoint:
         self.wait()
         self._link.synchronize()
         everyones = {name: part for name, part in self.parts.items() if not isinstance(part, OwnPart)}
-        own = dcp.snapshot({n: part.state_dict() for n, part in self.parts.items() if n not in everyones})
+        own = tensors.snapshot({n: part.state_dict() for n, part in self.parts.items() if n not in everyones})
         common = None
         if self._link.rank == 0:
-            common = dcp.snapshot({name: part.state_dict() for name, part in everyones.items()})
+            common = tensors.snapshot({name: part.state_dict() for name, part in everyones.items()})
         self._saver.start(step, own, common)
 
     def wait(self) -> None:
@@ -185,8 +205,10 @@ class Checkpoint:
         self._saver.wait()
 
     def close(self) -> None:
-        """Wait until everything is saved."""
+        """Wait until everything is saved, and let other processes have the folder."""
         self.wait()
+        unlock(self._lock, self.folder)
+        self._lock = None
 
     def __enter__(self) -> Self:
         return self
