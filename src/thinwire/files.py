@@ -30,10 +30,10 @@ def open_regular(path: Path) -> BinaryIO:
 def read_regular(path: Path, most_bytes: int) -> bytes:
     """The content of a regular file; OSError if it is larger than `most_bytes`."""
     with open_regular(path) as file:
-        content = file.read(most_bytes + 1)
-    if len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
-    return content
+        num_bytes = os.fstat(file.fileno()).st_size
+        if num_bytes > most_bytes:
+            raise OSError(errno.EFBIG, f"it has {num_bytes:,} bytes", str(path))
+        return file.read(num_bytes)
 
 
 def sync_folder(folder: Path) -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 import thinwire as tw
 from tests.engine.saving import Alone, Half, Job, run, same
+from tests.holding import holder
 from thinwire.engine import folders, tensors
 from thinwire.engine.parts import Random
 from thinwire.errors import DataError, UsageError
@@ -202,3 +203,14 @@ def test_random_numbers_go_on_and_a_new_worker_has_its_own() -> None:
         assert len({*drawn, expected}) == 3
     finally:
         Random(model, 0).load_state_dict(keep)
+
+
+def test_a_folder_that_another_process_holds_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run(2, Job(folder=tmp_path, until=2, save_at=(2,)))
+    (tmp_path / "step-00000003.saving-00112233").mkdir()  # which the other one is writing
+    with holder(tmp_path) as process:
+        with pytest.raises(DataError, match=f"{tmp_path} is in use by process {process.pid} on "):
+            run(2, Job(folder=tmp_path, until=4, save_at=(4,)))
+        assert (tmp_path / "step-00000003.saving-00112233").exists()
+    assert run(2, Job(folder=tmp_path, until=4))[1].saved is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from thinwire.checked_json import fits, parse_json
 from thinwire.engine import tensors
 from thinwire.errors import DataError
 from thinwire.files import read_regular
@@ -31,9 +32,8 @@ MANIFEST = "manifest.json"
 FORMAT = 2
 _WHOLE = re.compile("step-([0-9]{8,18})")
 _UNFINISHED = re.compile("step-[0-9]{8,18}[.](saving-[0-9a-f]{8}|removing)|step-0[.]probe-[0-9a-f]{8}")
-_SHA256 = re.compile("[0-9a-f]{64}")
+_FILE = {"bytes": int, "sha256": str}
 _MOST_MANIFEST_BYTES = 1 << 28
-_MOST_BYTES = 1 << 62
 _MOST_NAMED = 3
 """Differences that an error names; more are counted."""
 
@@ -85,9 +85,9 @@ def _read_manifest(path: Path) -> Manifest:
     """Every field is checked before it is used: a size in it must not decide how much memory is taken."""
     text = read_regular(path / MANIFEST, _MOST_MANIFEST_BYTES)
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         version = content["format"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"cannot be understood ({error})") from error
     if isinstance(version, int) and version != FORMAT:
         raise DataError(
@@ -98,34 +98,21 @@ def _read_manifest(path: Path) -> Manifest:
         raise ValueError("is not as it was written")
     step, world_size = content.get("step"), content.get("world_size")
     about, files = content.get("about"), content.get("files")
-    _require(_is_count(step) and path.name == f"step-{step:08d}", "step", "that of its folder", step)
-    _require(_is_texts(about), "about", "text by name", about)
-    _require(isinstance(files, dict), "files", "facts by name", files)
-    fits = _is_count(world_size) and 1 <= world_size == len(files) - 1
-    _require(fits, "world_size", f"1 or more, and one less than its {len(files)} files", world_size)
+    _require(fits(step, int) and path.name == f"step-{step:08d}", "step", "that of its folder", step)
+    _require(fits(about, Mapping[str, str]), "about", "text by name", about)
+    _require(fits(files, Mapping[str, object]), "files", "facts by name", files)
+    fit = fits(world_size, int) and 1 <= world_size == len(files) - 1
+    _require(fit, "world_size", f"1 or more, and one less than its {len(files)} files", world_size)
     for name in (COMMON, *map(worker, range(world_size))):
         facts = files.get(name)
-        known = isinstance(facts, dict) and facts.keys() == {"bytes", "sha256"}
-        _require(
-            known and _is_count(facts["bytes"]) and _SHA256.fullmatch(str(facts["sha256"])) is not None,
-            f"files[{name!r}]",
-            "a size in bytes and a SHA-256",
-            facts,
-        )
+        known = fits(facts, _FILE) and facts.keys() == _FILE.keys()
+        _require(known, f"files[{name!r}]", "its size in bytes and its sha256", facts)
     return Manifest(format=FORMAT, step=step, world_size=world_size, about=about, files=files)
 
 
 def _require(condition: bool, field: str, rule: str, value: object) -> None:
     if not condition:
         raise ValueError(f"has a wrong field: {field} must be {rule}, got {repr(value)[:80]}")
-
-
-def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < _MOST_BYTES
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def as_text(manifest: Manifest) -> bytes:

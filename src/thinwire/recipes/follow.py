@@ -14,6 +14,7 @@ from typing import Any
 
 from thinwire.errors import MissingExtra, ThinwireError
 from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
+from thinwire.files import locked
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
@@ -97,14 +98,19 @@ def run_local(
     """Train on workers of this machine until they end; ThinwireError says why if they fail."""
     began_s = time.monotonic()
     state, reader = RunState(config.workers), EventReader(folder)
-    reader.poll()  # skip the events of a run that is resumed
-    with written(folder, config, state):
+    with locked(folder, lock_name(0)), written(folder, config, state):
+        reader.poll()  # skip the events of a run that is resumed
         with LocalWorkers(folder, config.workers) as workers:
             status = follow(workers, reader, state, watch, limit_s=limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
         if status != 0 or state.summary is None:
             raise explain(folder, state, status, workers.failure)
     return FinishedRun(state.summary, time.monotonic() - began_s, folder)
+
+
+def lock_name(rank: int) -> str:
+    """The lock by which a run holds its folder: one for each worker that torchrun starts, else the first."""
+    return f".lock-{rank}"
 
 
 @contextmanager
