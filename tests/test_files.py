@@ -12,6 +12,7 @@ from tests.holding import holder
 from thinwire.errors import UsageError
 from thinwire.files import lock, locked, open_regular, read_regular, unlock
 
+
 def test_a_held_folder_is_refused_with_the_name_of_its_owner_who_may_be_killed(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         with pytest.raises(UsageError) as caught:

@@ -13,7 +13,7 @@ _MOST_COUNT = 1 << 62
 
 
 def parse_json(text: bytes) -> Any:
-    """The content of JSON text; ValueError if it has none, or text that can be neither printed nor written."""
+    """The content of JSON text; ValueError if it is none, or holds text that cannot be written."""
     try:
         content = json.loads(text)
     except RecursionError:

@@ -10,7 +10,6 @@ The live view, the report and the comparison all read these same lines.
 from __future__ import annotations
 
 import errno
-import functools
 import json
 import os
 import time
@@ -188,6 +187,11 @@ class StepTimed:
 
 Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed
 KINDS: Mapping[str, type[Record]] = {cls.kind: cls for cls in get_args(Record)}
+_TYPES: Mapping[type[Record], Mapping[str, Any]] = {
+    cls: {field.name: hints[field.name] for field in fields(cls)}
+    for cls, hints in ((cls, get_type_hints(cls)) for cls in KINDS.values())
+}
+"""Of the fields of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +226,7 @@ def from_line(line: bytes) -> Event | None:
     try:
         data = parse_json(line)
         cls = KINDS[data["kind"]]
-        types = _types(cls)
+        types = _TYPES[cls]
         known = {name: value for name, value in data.items() if name in types}
         if not (fits(data["time"], float) and 0 <= data["time"] < _END_OF_TIME and fits(data["rank"], int)):
             return None
@@ -231,12 +235,6 @@ def from_line(line: bytes) -> Event | None:
         return Event(float(data["time"]), data["rank"], cls(**known))
     except (ValueError, KeyError, TypeError):
         return None
-
-
-@functools.cache
-def _types(cls: type[Record]) -> dict[str, Any]:
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in fields(cls)}
 
 
 class EventWriter:
@@ -288,7 +286,7 @@ class EventReader:
 
     run: Path
     damage: list[str] = field(default_factory=list)
-    """Whole lines that were damaged or of an unknown kind, by file and number, and files that were not read."""
+    """Lines that were damaged or of an unknown kind, by file and number, and files that were not read."""
     _places: dict[Path, tuple[int, int]] = field(default_factory=dict)
     """Bytes and lines that were read of each file."""
     _told: set[Path] = field(default_factory=set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import socket
 import stat
@@ -10,14 +11,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from thinwire.errors import UsageError
 
 _MOST_OWNER_BYTES = 300
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file to read; OSError for anything but a regular one (a FIFO would never end)."""
     # without O_NONBLOCK, opening a FIFO waits until somebody writes
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

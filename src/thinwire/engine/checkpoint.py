@@ -155,7 +155,9 @@ class Checkpoint:
         common, *own = [folders.read_part(path, manifest, name) for name in names]
         found = {}
         for part_name, part in self.parts.items():
-            files = list(zip(names[1:], own, strict=True)) if isinstance(part, OwnPart) else [(names[0], common)]
+            files = (
+                list(zip(names[1:], own, strict=True)) if isinstance(part, OwnPart) else [(names[0], common)]
+            )
             for name, states in files:
                 if part_name not in states:
                     raise folders.damaged(path, f"{name} does not hold {part_name}")
@@ -164,7 +166,7 @@ class Checkpoint:
 
     @staticmethod
     def read_model(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
-        """The state dict of the model in the newest checkpoint of `folder`, on the CPU, for use without a link.
+        """The state dict of the model in the newest checkpoint of `folder`, for use without a link.
 
         Of replicas that differ it is the mean. DataError if there is none, or it is damaged.
         """

@@ -80,9 +80,7 @@ class Saver:
         names = [COMMON, *map(folders.worker, range(world_size))]
         self._wait_for_files(place, names)
         files = {name: json.loads(_facts(place / name).read_text(encoding="utf-8")) for name in names}
-        manifest = Manifest(
-            format=FORMAT, step=step, world_size=world_size, about=self._about, files=files
-        )
+        manifest = Manifest(format=FORMAT, step=step, world_size=world_size, about=self._about, files=files)
         _write(place / MANIFEST, folders.as_text(manifest))
         for name in names:
             _facts(place / name).unlink()

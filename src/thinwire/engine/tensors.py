@@ -16,8 +16,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -156,7 +157,7 @@ def read(path: Path, facts: Mapping[str, Any]) -> Any:
             raise ValueError(f"cannot be understood ({type(error).__name__}: {error})") from error
 
 
-def _parse(file: BinaryIO, num_bytes: int) -> Any:
+def _parse(file: BufferedReader, num_bytes: int) -> Any:
     length = int.from_bytes(file.read(8), "little")
     if length > min(num_bytes - 8, _MOST_HEADER_BYTES):
         raise ValueError(f"a header of {length:,} bytes")
@@ -172,7 +173,7 @@ def _parse(file: BinaryIO, num_bytes: int) -> Any:
         if entry["data_offsets"] != [begin, end] or end > rest:  # said before memory is taken
             raise ValueError(f"{name} lies at {entry['data_offsets']}")
         flat = torch.empty(end - begin, dtype=torch.uint8)
-        if file.readinto(flat.numpy().data) != end - begin:  # type: ignore[attr-defined]
+        if file.readinto(flat.numpy().data) != end - begin:
             raise ValueError(f"{name} is cut off")
         tensors[name] = flat.view(dtype).view(shape)
     if end != rest:
