@@ -50,7 +50,7 @@ def finish(run: Path) -> dict[str, Any]:
     if done.returncode:
         raise SystemExit(f"{run} failed: {done.stderr}")
     newest = folders.whole(run / "checkpoints")[-1]
-    return folders.read_part(newest, folders.read_manifest(newest), folders.COMMON)
+    return folders.read_part(newest, folders.read_manifest(newest), folders.COMMON, ())
 
 
 def kill(pids: list[int]) -> None:

@@ -80,7 +80,7 @@ def worker(run: Path, stage: int) -> None:
 
 def common(path: Path) -> dict[str, Any]:
     """What all workers share in a checkpoint."""
-    return folders.read_part(path, folders.read_manifest(path), folders.COMMON)
+    return folders.read_part(path, folders.read_manifest(path), folders.COMMON, ())
 
 
 @dataclass(slots=True)

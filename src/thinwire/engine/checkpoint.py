@@ -58,7 +58,7 @@ class Checkpoint:
         keep: int = 2,
         **parts: Part,
     ) -> None:
-        """Look into `folder`, and remove what a killed run has left half saved there.
+        """Hold `folder` until `close`, and remove what a killed run has left half saved there.
 
         Args:
             folder: on a disk that all workers share.
@@ -74,7 +74,7 @@ class Checkpoint:
         model = getattr(model, "_orig_mod", model)
         self.folder = Path(folder)
         self.parts: dict[str, Part] = {"link": link, "random": Random(model, link.rank)}
-        if link.strategy.replicas_agree:
+        if link.strategy.replicas_agree and not link.has_groups:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
             self.parts["replica"] = Replica(model, optimizer)
@@ -142,6 +142,8 @@ class Checkpoint:
                             part.resize(states[name])
                         else:
                             part.load_state_dict(states[name][0])
+                    except ThinwireError:
+                        raise
                     except Exception as error:  # whatever a part makes of numbers that are not its own
                         raise DataError(f"{name} of {path} does not fit: {error}") from error
         self._loaded = True  # only now: a checkpoint that cannot be read is not to be replaced
@@ -151,18 +153,12 @@ class Checkpoint:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
         same = manifest.world_size == self._link.world_size
         ranks = [self._link.rank] if same else range(manifest.world_size)
-        names = [folders.COMMON, *map(folders.worker, ranks)]
-        common, *own = [folders.read_part(path, manifest, name) for name in names]
-        found = {}
-        for part_name, part in self.parts.items():
-            files = (
-                list(zip(names[1:], own, strict=True)) if isinstance(part, OwnPart) else [(names[0], common)]
-            )
-            for name, states in files:
-                if part_name not in states:
-                    raise folders.damaged(path, f"{name} does not hold {part_name}")
-            found[part_name] = [states[part_name] for _, states in files]
-        return found
+        parts = {name for name, part in self.parts.items() if isinstance(part, OwnPart)}
+        common = folders.read_part(path, manifest, folders.COMMON, self.parts.keys() - parts)
+        own = [folders.read_part(path, manifest, folders.worker(rank), parts) for rank in ranks]
+        return {
+            name: [each[name] for each in own] if name in parts else [common[name]] for name in self.parts
+        }
 
     @staticmethod
     def read_model(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -174,11 +170,12 @@ class Checkpoint:
         if path is None:
             raise DataError(f"there is no checkpoint in {folder}", hint="name the folder that holds step-...")
         manifest = folders.read_manifest(path)
-        common = folders.read_part(path, manifest, folders.COMMON)
-        if "model" not in common:
-            own = [folders.read_part(path, manifest, folders.worker(r)) for r in range(manifest.world_size)]
-            common = mean([states["replica"] for states in own])
-        model: dict[str, Tensor] = common["model"]
+        if "replica" in manifest.about.get("parts", "").split(", "):
+            files = map(folders.worker, range(manifest.world_size))
+            saved = [folders.read_part(path, manifest, name, {"replica"})["replica"] for name in files]
+        else:
+            saved = [folders.read_part(path, manifest, folders.COMMON, {"model"})]
+        model: dict[str, Tensor] = mean([each["model"] for each in saved])
         return model
 
     # -- saving -----------------------------------------------------------------------------------
@@ -188,6 +185,7 @@ class Checkpoint:
 
         Training waits here for a copy in memory, and for the save before this one if that is not done yet.
         """
+        check(step >= 0, "step", "0 or more", step)
         if self._latest is not None and not self._loaded:
             raise UsageError(
                 f"{self.folder} already holds {self._latest.name}, which saving would remove in the end",

@@ -17,7 +17,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -132,15 +132,16 @@ def _reason(error: Exception) -> str:
     return f"cannot be read ({error.strerror or error})" if isinstance(error, OSError) else str(error)
 
 
-def read_part(path: Path, manifest: Manifest, name: str) -> dict[str, Any]:
-    """The states in one file of a checkpoint, by part; DataError unless it is as it was written."""
+def read_part(path: Path, manifest: Manifest, name: str, parts: Collection[str]) -> dict[str, Any]:
+    """The states of `parts` in one file of a checkpoint; DataError unless it is as it was written."""
     try:
         states = tensors.read(path / name, manifest.files[name])
     except (OSError, ValueError, MemoryError) as error:
         raise damaged(path, f"{name} {_reason(error)}") from error
-    if not isinstance(states, dict):
-        raise damaged(path, f"{name} holds no states by part")
-    return states
+    missing = sorted(set(parts) - set(states)) if isinstance(states, dict) else ["any part"]
+    if missing:
+        raise damaged(path, f"{name} does not hold {', '.join(missing)}")
+    return dict(states)
 
 
 def compare(path: Path, saved: Mapping[str, str], here: Mapping[str, str]) -> None:
