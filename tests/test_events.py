@@ -178,10 +178,16 @@ def test_a_field_of_another_type_is_damage(change: dict[str, object]) -> None:
     assert from_line(json.dumps(line).encode()) is None
 
 
-def test_text_that_cannot_be_written_is_damage() -> None:
-    line = to_line(Event(1.0, 0, FAILED))
-    assert from_line(line.replace("nan", "\\ud83d\\ude00").encode()) is not None
-    assert from_line(line.replace("nan", "\\ud83d").encode()) is None
+@pytest.mark.parametrize(("written", "shown"), [("\\ud83d\\ude00", "\U0001f600"), ("\\udcff", "?")])
+def test_text_that_cannot_be_printed_is_replaced(written: str, shown: str) -> None:
+    """As names of files that are not UTF-8 are in Python."""
+    event = from_line(to_line(Event(1.0, 0, FAILED)).replace("nan", written).encode())
+    assert event is not None
+    assert isinstance(event.record, Failed)
+    assert event.record.message == f"the loss is {shown}"
+
+
+def test_a_line_that_is_nested_too_deeply_is_damage() -> None:
     assert from_line(b"[" * 100_000) is None
 
 

@@ -13,13 +13,13 @@ _MOST_COUNT = 1 << 62
 
 
 def parse_json(text: bytes) -> Any:
-    """The content of JSON text; ValueError if it is none, or holds text that cannot be written."""
+    """The content of JSON text; ValueError if it is none. Half characters, which cannot be printed, are `?`."""
     try:
         content = json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if b"\\ud" in text.lower():
-        json.dumps(content, ensure_ascii=False).encode()  # UnicodeError, a ValueError, for half a character
+        content = json.loads(json.dumps(content, ensure_ascii=False).encode(errors="replace"))
     return content
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from thinwire.errors import UsageError
+from thinwire.errors import DataError, UsageError
 
 _MOST_OWNER_BYTES = 300
 
@@ -54,7 +54,10 @@ def lock(folder: Path, name: str = ".lock") -> int | None:
 
     path = folder / name
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise DataError(f"{folder} cannot be written to: {error.strerror}") from error
         try:
             # lockf, not flock: a forked child, say of a DataLoader, must not keep it alive
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

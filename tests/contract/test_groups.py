@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from tests.worlds import run_threads
-from thinwire.errors import PeerDiffers, SettingError
+from thinwire.errors import DataError, PeerDiffers, SettingError
 from thinwire.wire.local import LocalLane, LocalWorld
 
 STEPS, BATCH, FEATURES, OUTPUTS = 12, 8, 6, 4
@@ -126,6 +126,8 @@ def test_a_checkpoint_keeps_the_part_of_each_worker(tmp_path: Path) -> None:
     loaded = run_threads(2, lambda lane: worker(lane, load=True))
     for one, other in zip(saved, loaded, strict=True):
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    with pytest.raises(DataError, match="no worker holds the whole model"):
+        tw.Checkpoint.read_model(tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [tw.GTopK(density=0.3), tw.GossipGraD()], ids=repr)

@@ -74,7 +74,9 @@ class Checkpoint:
         model = getattr(model, "_orig_mod", model)
         self.folder = Path(folder)
         self.parts: dict[str, Part] = {"link": link, "random": Random(model, link.rank)}
-        if link.strategy.replicas_agree and not link.has_groups:
+        if link.has_groups:
+            self.parts["split"] = Replica(model, optimizer)
+        elif link.strategy.replicas_agree:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
             self.parts["replica"] = Replica(model, optimizer)
@@ -170,7 +172,10 @@ class Checkpoint:
         if path is None:
             raise DataError(f"there is no checkpoint in {folder}", hint="name the folder that holds step-...")
         manifest = folders.read_manifest(path)
-        if "replica" in manifest.about.get("parts", "").split(", "):
+        parts = manifest.about.get("parts", "").split(", ")
+        if "split" in parts:
+            raise DataError(f"no worker holds the whole model of {path}", hint="load it with replica_ranks")
+        if "replica" in parts:
             files = map(folders.worker, range(manifest.world_size))
             saved = [folders.read_part(path, manifest, name, {"replica"})["replica"] for name in files]
         else:
@@ -206,9 +211,11 @@ class Checkpoint:
 
     def close(self) -> None:
         """Wait until everything is saved, and let other processes have the folder."""
-        self.wait()
-        unlock(self._lock, self.folder)
-        self._lock = None
+        try:
+            self.wait()
+        finally:
+            unlock(self._lock, self.folder)
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self

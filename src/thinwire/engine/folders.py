@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.checked_json import fits, parse_json
+from thinwire.checked_json import fits
 from thinwire.engine import tensors
 from thinwire.errors import DataError
 from thinwire.files import read_regular
@@ -85,9 +85,9 @@ def _read_manifest(path: Path) -> Manifest:
     """Every field is checked before it is used: a size in it must not decide how much memory is taken."""
     text = read_regular(path / MANIFEST, _MOST_MANIFEST_BYTES)
     try:
-        content = parse_json(text)
+        content = json.loads(text)
         version = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"cannot be understood ({error})") from error
     if isinstance(version, int) and version != FORMAT:
         raise DataError(

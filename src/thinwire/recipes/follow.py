@@ -12,10 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from thinwire.errors import MissingExtra, ThinwireError
+from thinwire.errors import DataError, MissingExtra, ThinwireError
 from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
-from thinwire.files import locked
-from thinwire.recipes.config import FILE, RunConfig, write_config
+from thinwire.files import locked, read_regular
+from thinwire.recipes.config import FILE, MOST_BYTES, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
 POLL_S = 0.1
@@ -117,7 +117,10 @@ def lock_name(rank: int) -> str:
 def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
     """Keep the configuration in the folder; put back the earlier one if its run could not be resumed."""
     path = folder / FILE
-    before = path.read_bytes() if path.exists() else None
+    try:
+        before = read_regular(path, MOST_BYTES) if path.exists() else None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     write_config(folder, config)
     try:
         yield
