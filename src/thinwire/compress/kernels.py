@@ -30,11 +30,7 @@ def _load(module: str, package: str, install: str) -> ModuleType | None:
     try:
         importlib.import_module(package)
     except ImportError as error:
-        _log.warning(
-            "selecting gradients in plain torch, which takes several times as long as with %s (%s): %s",
-            package,
-            error,
-            install,
-        )
+        slow = "selecting gradients in plain torch, which takes several times as long as with %s (%s): %s"
+        _log.warning(slow, package, error, install)
         return None
     return importlib.import_module(f"thinwire.compress.{module}")

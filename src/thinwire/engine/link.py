@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Self
@@ -19,7 +20,7 @@ from thinwire.engine.endpoint import Make
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.transport import Transport
-from thinwire.errors import UsageError, check
+from thinwire.errors import PeerError, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -58,7 +59,9 @@ class Link:
         core.serve()
 
     def _hook(self) -> None:
-        self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
+        sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
+        sent += [rows.parameter for rows in self._core.rows]
+        self._parameters = {id(p): p for p in sent}
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
@@ -223,10 +226,15 @@ class Link:
         """Finish what is under way and take every hook off; a second call does nothing."""
         if not self._attached:
             return
+        failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
+        self._transport.leave(failure)
         try:
             self.synchronize()
             self._transport.wait_for(self._core.leaving())
             self._transport.leave_together(self._core.engine)
+        except PeerError:
+            if failure is None:
+                raise
         finally:
             self._unhook()
             self._stop()

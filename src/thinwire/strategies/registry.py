@@ -13,9 +13,9 @@ import types
 import typing
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from thinwire.errors import SettingError, check
 from thinwire.imports import did_you_mean, import_object
@@ -33,12 +33,10 @@ _KNOWN: Mapping[str, str] = {
     "gtopk": "thinwire.strategies.gtopk:GTopK",
     "oktopk": "thinwire.strategies.oktopk:OkTopK",
 }
-GRAMMAR = "NAME or NAME:KEY=VALUE:KEY=VALUE"
 EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingInfo:
+class SettingInfo(NamedTuple):
     """One field of a strategy."""
 
     name: str
@@ -48,13 +46,11 @@ class SettingInfo:
     doc: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StrategyInfo:
+class StrategyInfo(NamedTuple):
     """The entry of a strategy in `thinwire strategies`."""
 
-    name: str
     summary: str
-    settings: tuple[SettingInfo, ...]
+    settings: list[SettingInfo]
 
 
 def names() -> tuple[str, ...]:
@@ -76,18 +72,14 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     settings: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
-        check(bool(separator), "strategy", GRAMMAR, text, hint=EXAMPLES)
+        check(bool(separator), "strategy", "NAME or NAME:KEY=VALUE:KEY=VALUE", text, hint=EXAMPLES)
         check(key not in settings, f"setting {key!r}", "given once", text)
         settings[key] = value
     return name, settings
 
 
 def from_text(text: str) -> Strategy:
-    """Build the strategy written as `NAME:KEY=VALUE:KEY=VALUE`.
-
-    >>> from_text("all-reduce:overlap=none").overlap
-    'none'
-    """
+    """Build the strategy written as `NAME:KEY=VALUE:KEY=VALUE`."""
     return build(*parse(text))
 
 
@@ -113,11 +105,7 @@ def load(name: str) -> type[Strategy]:
 
 
 def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
-    """Build a strategy; a setting given as text is read by the type of its field, other values are kept.
-
-    >>> build("all-reduce", {"overlap": "none"}).overlap
-    'none'
-    """
+    """Build a strategy; a setting given as text is read by the type of its field, other values are kept."""
     cls = load(name)
     known = {field.name: field for field in _fields(cls)}
     values: dict[str, Any] = {}
@@ -125,7 +113,7 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
         field = known.get(key.replace("-", "_"))
         if field is None:
             raise SettingError(f"{name} has no setting {key!r}", hint=_known_settings(name))
-        values[field.name] = _read(field, cls, value) if isinstance(value, str) else value
+        values[field.name] = _read(_hint(field, cls), f"{cls.__name__}.{field.name}", value)
     for field in known.values():
         if field.name not in values and _default_text(field) is None:
             raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
@@ -143,25 +131,18 @@ def resolved(strategy: Strategy) -> dict[str, object]:
     Values that cannot be written as text are left out: no command line can have changed them.
     """
     values = {field.name: getattr(strategy, field.name) for field in _fields(type(strategy))}
-    return {
-        name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)
-    }
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
 
 
 def describe(name: str) -> StrategyInfo:
     """The summary of a strategy, and its settings with their types, defaults and docs."""
     cls = load(name)
     docs = _field_docs(cls)
-    settings = tuple(
-        SettingInfo(
-            name=field.name,
-            type=_type_text(_hint(field, cls)),
-            default=_default_text(field),
-            doc=docs.get(field.name, ""),
-        )
+    settings = [
+        SettingInfo(field.name, _type_text(_hint(field, cls)), _default_text(field), docs.get(field.name, ""))
         for field in _fields(cls)
-    )
-    return StrategyInfo(name=name, summary=(inspect.getdoc(cls) or "").split("\n", 1)[0], settings=settings)
+    ]
+    return StrategyInfo((inspect.getdoc(cls) or "").split("\n", 1)[0], settings)
 
 
 def _fields(cls: type[Strategy]) -> list[Field[Any]]:
@@ -169,10 +150,8 @@ def _fields(cls: type[Strategy]) -> list[Field[Any]]:
 
 
 def _known_settings(name: str) -> str:
-    settings = describe(name).settings
-    if not settings:
-        return f"{name} has no settings"
-    return "it has " + "; ".join(f"{s.name} ({s.type}): {s.doc}" for s in settings)
+    settings = "; ".join(f"{s.name} ({s.type}): {s.doc}" for s in describe(name).settings)
+    return f"it has {settings}" if settings else f"{name} has no settings"
 
 
 def _field_docs(cls: type) -> dict[str, str]:
@@ -200,18 +179,17 @@ def _hint(field: Field[Any], cls: type) -> Any:
         return Any
 
 
-def _read(field: Field[Any], cls: type, text: str) -> object:
-    hint = _hint(field, cls)
+def _read(hint: Any, name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
     try:
-        return _parse(hint, text)
+        return _parse(hint, value)
     except (ValueError, KeyError):
-        raise SettingError(f"{cls.__name__}.{field.name} must be {_type_text(hint)}, got {text!r}") from None
+        raise SettingError(f"{name} must be {_type_text(hint)}, got {value!r}") from None
 
 
-_TRUTH = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_SCALARS = {int: "a whole number", float: "a number", str: "text"}
 
 
 def _parse(hint: Any, text: str) -> object:
@@ -225,7 +203,7 @@ def _parse(hint: Any, text: str) -> object:
         return {str(option): option for option in options}[text]
     if hint in (types.NoneType, bool):
         return (_TRUTH if hint is bool else {"none": None})[text.lower()]
-    if hint in (int, float, str):
+    if hint in _SCALARS:
         return hint(text)
     raise ValueError(text)
 
@@ -237,9 +215,7 @@ def _type_text(hint: Any) -> str:
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_type_text(option) for option in options)
-    if hint is types.NoneType:
-        return "none"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names = {**_SCALARS, bool: "true or false", types.NoneType: "none"}
     return names.get(hint, "a value that only Python code can give")
 
 

@@ -8,6 +8,7 @@ workers would have to make theirs in one order, and it leaks descriptors. The on
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
 import os
 from collections.abc import Sequence
@@ -18,13 +19,16 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _get_default_store
 
-from thinwire.wire.waiters import blocked
+from thinwire.wire.waiters import park_all
 
 
 @dataclass(slots=True)
 class Backends:
     """What one lane talks through: Gloo for the CPU, and NCCL for GPUs where the world has it."""
 
+    key: tuple[object, ...]
+    number: int
+    """Of those with this key."""
     cpu: Any
     cuda: Any = None
 
@@ -35,42 +39,42 @@ class Pool:
 
     _world: ProcessGroup | None = None
     _generation: int = 0
-    _free: dict[tuple[object, ...], list[tuple[int, Backends]]] = field(default_factory=dict)
+    _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
     _uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     _clients: list[Store] = field(default_factory=list)
+    made: list[Backends] = field(default_factory=list)
+    """All of this world."""
     ends_world: bool = False
     """Whether the default process group is ours to end."""
     watch_client: Store | None = None
     """The store's client for all heartbeats."""
 
-    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> tuple[int, Backends]:
-        """A backend for a lane; blocks until all of `ranks` take theirs. The number is for `give_back`."""
+    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Backends:
+        """A backend for a lane; blocks until all of `ranks` take theirs."""
         key = (tuple(ranks), name, timeout_s)
-        free = self._free.setdefault(key, [])
-        if free:
-            free.sort(key=lambda entry: entry[0])  # the same one on all workers
+        if free := self._free.get(key):
+            free.sort(key=lambda backends: backends.number)  # the same one on all workers
             return free.pop(0)
         number = self._made[key] = self._made.get(key, 0) + 1
         label = f"thinwire/{self._generation}/{'-'.join(map(str, ranks))}/{name}/{number}"
         # A client is locked while somebody waits in it, so each thread that connects needs its own.
         client = self._clients.pop() if self._clients else new_client()
-        backends = _connect(client, ranks, label, timeout_s)
+        backends = Backends(key, number, *_connect(client, ranks, label, timeout_s))
         self._clients.append(client)
-        return number, backends
+        self.made.append(backends)
+        return backends
 
-    def give_back(
-        self, ranks: Sequence[int], name: str, timeout_s: float, number: int, backends: Backends
-    ) -> None:
+    def give_back(self, backends: Backends) -> None:
         if self._world is dist.group.WORLD and self._world is not None:
-            self._free.setdefault((tuple(ranks), name, timeout_s), []).append((number, backends))
+            self._free.setdefault(backends.key, []).append(backends)
 
     def use(self, ranks: Sequence[int]) -> str:
         """A name for the next use of these ranks, the same on all of them."""
         if self._world is not dist.group.WORLD:
             self._world = dist.group.WORLD
             self._generation += 1
-            self._free, self._made, self._uses, self._clients = {}, {}, {}, []
+            self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
             self.watch_client = new_client()
         uses = self._uses[tuple(ranks)] = self._uses.get(tuple(ranks), 0) + 1
         return f"{self._generation}/{'-'.join(map(str, ranks))}/{uses}"
@@ -78,21 +82,22 @@ class Pool:
     def clear(self) -> None:
         self._free.clear()
         self._clients.clear()
+        self.made.clear()
         self.watch_client = None
 
 
 pool = Pool()
 
 
-def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> Backends:
+def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
     timeout = datetime.timedelta(seconds=timeout_s)
     rank, size = list(ranks).index(dist.get_rank()), len(ranks)
-    backends = Backends(dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout))
-    if has_nccl():  # not tried with several GPUs: NCCL refuses to share one
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backends.cuda = dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
-    return backends
+    gloo = dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout)
+    if not has_nccl():
+        return gloo, None
+    options = dist.ProcessGroupNCCL.Options()  # not tried with several GPUs: NCCL refuses to share one
+    options._timeout = timeout
+    return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
 
 def new_client() -> Store:
@@ -116,11 +121,15 @@ def start_world() -> None:
 
 
 def _at_exit() -> None:
-    if blocked:
-        return  # a backend with something under way cannot be destroyed
+    if park_all():
+        # A backend with something under way can be neither aborted nor destroyed: it ends with the process.
+        for backends in pool.made:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cpu))
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(backends.cuda))
+        return
     pool.clear()
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
 
 
-atexit.register(_at_exit)
+atexit.register(_at_exit)  # at import, so that it runs after what others register later

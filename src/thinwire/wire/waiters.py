@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
+import ctypes
 import queue
-import sys
+import signal
 import threading
+import weakref
 from collections.abc import Callable
 
 Wait = Callable[[], None]
@@ -33,6 +32,7 @@ class Waiters:
         self._lock = threading.Lock()
         self._idle = 0
         self._threads: list[threading.Thread] = []
+        _all.add(self)
 
     def submit(self, call: Wait) -> None:
         with self._lock:
@@ -51,31 +51,36 @@ class Waiters:
             with self._lock:
                 self._idle += 1
 
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """End the threads; False if some are still blocked after `timeout_s`."""
+    def stop(self) -> None:
+        """End the threads, none of which may be blocked."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join(timeout_s)
-        return not any(thread.is_alive() for thread in self._threads)
+            thread.join()
+
+    def park(self) -> bool:
+        """At exit: keep threads that are blocked from ever coming back; gives whether there are any.
+
+        A thread that comes back from a backend while the interpreter shuts down aborts the process. A signal
+        handler that waits for another signal holds it where it is, until the process ends.
+        """
+        with self._lock:
+            busy = len(self._threads) > self._idle
+        for thread in self._threads if busy else ():
+            if thread.is_alive() and thread.ident is not None:
+                signal.pthread_kill(thread.ident, _PARKING)
+        return busy
 
 
-blocked: list[Waiters] = []
-"""Those that a lost peer has left blocked."""
+_all: weakref.WeakSet[Waiters] = weakref.WeakSet()
+_PARKING = signal.SIGURG
+"""Of no other use here, and without effect on who has no handler for it."""
 
 
-def _at_exit() -> None:
-    """A thread that comes back from a backend while the interpreter shuts down aborts the process.
-
-    So wait for them before that begins; if they do not come back although everyone stops now, the
-    process has to end without shutting down.
-    """
-    stopped = [waiters.stop(timeout_s=1.0) for waiters in blocked]
-    if not all(stopped):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-atexit.register(_at_exit)  # at import, so that it runs after what others register later
+def park_all() -> bool:
+    """At exit: see `Waiters.park`."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    libc.signal(_PARKING, ctypes.cast(libc.pause, ctypes.c_void_p))
+    busy = [waiters for waiters in list(_all) if waiters.park()]
+    return bool(busy)
