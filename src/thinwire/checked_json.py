@@ -13,7 +13,7 @@ _MOST_COUNT = 1 << 62
 
 
 def parse_json(text: bytes) -> Any:
-    """The content of JSON text; ValueError if it is none. Half a character, as nobody can print it, is `?`."""
+    """The content of JSON text; ValueError if it is none. Half a character cannot be printed, and is `?`."""
     try:
         content = json.loads(text)
     except RecursionError:
