@@ -69,6 +69,11 @@ class Link:
     # -- what users ask ---------------------------------------------------------------------------
 
     @property
+    def has_groups(self) -> bool:
+        """Whether only some workers hold copies of some parameters."""
+        return any(group.ranks is not None for group in self._core.groups)
+
+    @property
     def stats(self) -> Stats:
         """Steps, traffic and waiting of this worker so far."""
         return self._core.stats
