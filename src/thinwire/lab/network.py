@@ -2,7 +2,9 @@
 
 Every host has one interface, eth0, whose other end is a port of its site's bridge. A token bucket on eth0
 shapes the traffic it sends, one on the port the traffic it receives. Each site is connected to a core bridge
-by an uplink, shaped the same way at both ends.
+by an uplink, shaped the same way at both ends. Hosts know each other's hardware addresses from the start: those
+that the kernel would ask for fill a table that all namespaces of a machine share (1,024 entries by default, which 33
+hosts that all talk to each other exceed).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.errors import UsageError
-from thinwire.hosts.description import Description
+from thinwire.hosts.description import Description, Host
 from thinwire.hosts.quantities import check_rate
 from thinwire.lab.namespaces import find_tool, inside_network, new_network, run_tool
 
@@ -54,7 +56,8 @@ class ShapedNetwork:
             with inside_network(self.namespaces[host.index]):
                 _use_common_congestion_control()
                 address = f"addr add {host.address}/{PREFIX_BITS} dev {INTERFACE}"
-                _run("ip", ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"])
+                lines = ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"]
+                _run("ip", [*lines, *(_neighbour(other) for other in description.hosts if other is not host)])
         self._shape_uplinks()
         self._shape_hosts(range(len(self.namespaces)))
 
@@ -118,7 +121,8 @@ class ShapedNetwork:
             lines += [_plug(f"up{site}", f"site{site}"), _plug(f"down{site}", "core")]
         for host, namespace in zip(self.description.hosts, self.namespaces, strict=True):
             there = f"/proc/{os.readlink('/proc/self')}/fd/{namespace}"
-            lines.append(f"link add {_port(host.index)} type veth peer name {INTERFACE} netns {there}")
+            end = f"name {INTERFACE} address {_hardware_address(host)} netns {there}"
+            lines.append(f"link add {_port(host.index)} type veth peer {end}")
             lines.append(_plug(_port(host.index), f"site{host.site}"))
         return lines
 
@@ -149,6 +153,15 @@ def _use_common_congestion_control() -> None:
 
 def _port(host: int) -> str:
     return f"host{host}"
+
+
+def _hardware_address(host: Host) -> str:
+    return f"02:00:00:00:{host.index >> 8:02x}:{host.index & 255:02x}"  # 02: assigned locally
+
+
+def _neighbour(host: Host) -> str:
+    address = f"{host.address} lladdr {_hardware_address(host)}"
+    return f"neigh add {address} dev {INTERFACE} nud permanent"  # permanent ones are not counted in the table
 
 
 def _plug(port: str, bridge: str) -> str:

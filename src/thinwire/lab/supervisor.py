@@ -21,6 +21,7 @@ from typing import Any
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.description import Fault, parse_fault
+from thinwire.hosts.machine import raise_open_files
 from thinwire.lab.load import CpuLoad
 from thinwire.lab.namespaces import replace_hosts_file
 from thinwire.lab.network import ShapedNetwork
@@ -267,6 +268,7 @@ def main() -> None:
 
 
 def _run(job: Job, channel: Connection[Any, Any]) -> LabResult:
+    raise_open_files()  # of the usual 1,024, 200 hosts take more, and so do workers that connect to all others
     network = ShapedNetwork(job.description)
     replace_hosts_file({host.name: host.address for host in job.description.hosts})
     if job.python_arguments:
