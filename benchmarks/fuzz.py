@@ -1,15 +1,16 @@
-"""Feed the command line, and the readers behind it, with thousands of odd inputs, and look for tracebacks and hangs.
+"""Feed the command line, and the readers behind it, with thousands of odd inputs.
 
     python -m benchmarks.fuzz --count 5000
 
-Everything runs in this process, one input after another, each with a time limit. Nothing heavy starts: functions that
-would train, measure or create a lab are replaced by ones that only note that they were reached. Right is an exit
-code of 1 or 2 with an error in words, or 0 where the input is valid; from functions, a ThinwireError or a result.
-The same seed gives the same inputs.
+Everything runs in this process, one input after another, each with a time limit. Nothing heavy starts:
+functions that would train, measure or create a lab are replaced by ones that only note they were reached.
+Right is an exit code of 1 or 2 with an error in words, or 0 where the input is valid; from functions, a
+ThinwireError or a result. The same seed gives the same inputs.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import io
 import os
 import pickle
@@ -99,12 +100,12 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TooLong
 
     before = signal.signal(signal.SIGALRM, over)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    timer = signal.setitimer(signal.ITIMER_REAL, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *timer)  # that of pytest's own limit
 
 
 def command_result(arguments: list[str], environment: dict[str, str] | None = None) -> str:
@@ -141,7 +142,7 @@ def host_descriptions(draw: random.Random, folder: Path) -> Case:
         texts |= {"sites": varied(draw, ["2+2", "4+4", "1+3"]), "uplink": varied(draw, RATES)}
     texts["slow"] = [varied(draw, ["1=0.5", "0=1"]) for _ in range(draw.randrange(3))]
     texts["faults"] = [fault_text(draw) for _ in range(draw.randrange(3))]
-    others = [
+    others: list[tuple[str, str, Callable[[str], object]]] = [
         ("net", varied(draw, NETS), parse_net),
         ("time", varied(draw, TIMES), lambda text: parse_duration(text, field="time")),
         ("counts", varied(draw, [*NUMBERS, "2..16", "4,8"]), parse_counts),
@@ -254,39 +255,15 @@ def make_originals(folder: Path) -> None:
                 epochs = {"step": step, "num_steps": 10, "epoch": 1, "num_epochs": 1}
                 numbers: Any = {**epochs, **totals, "instruments": {"sparse_s": 0.2, "dense_s": 0.1}}
                 writer.write(Progress(loss=1 / step, samples_per_s=9.0, **numbers))
-            writer.write(
-                RunEnded(
-                    steps=10,
-                    rounds=10,
-                    samples=90,
-                    received_bytes=90,
-                    messages=9,
-                    sent_bytes=90,
-                    exposed_s=1.0,
-                    train_s=5.0,
-                )  # fmt: skip
-            )
+            counts: Any = {"steps": 10, "rounds": 10, "samples": 90, "received_bytes": 90, "messages": 9}
+            writer.write(RunEnded(sent_bytes=90, exposed_s=1.0, train_s=5.0, **counts))
             if rank == 0:
                 value: Any = {"metric": "accuracy", "value": 0.9, "loss": 0.1, "train_s": 5.0}
                 writer.write(Evaluated(step=10, epoch=1, **value))
-                writer.write(
-                    Summary(
-                        recipe="digits-cnn",
-                        strategy="gtopk",
-                        settings={"density": 0.1},
-                        workers=2,
-                        epochs=1,
-                        steps=10,
-                        target=0.97,
-                        reached=False,
-                        samples_per_s=18.0,
-                        sent_bytes=180,
-                        sent_bytes_per_step=9.0,
-                        messages=18,
-                        exposed_share=0.2,
-                        **value,
-                    )  # fmt: skip
-                )
+                about: Any = {key: config[key] for key in ("recipe", "strategy", "settings", "workers")}
+                about |= {"epochs": 1, "steps": 10, "target": 0.97, "reached": False, "messages": 18}
+                sent: Any = {"sent_bytes": 180, "sent_bytes_per_step": 9.0, "exposed_share": 0.2}
+                writer.write(Summary(samples_per_s=18.0, **about, **sent, **value))
 
 
 def try_one(kind: str, draw: random.Random, folder: Path) -> tuple[object, str]:
@@ -299,7 +276,7 @@ def try_one(kind: str, draw: random.Random, folder: Path) -> tuple[object, str]:
         return case, f"hangs: {LIMIT_S:g} s are over"
     except ThinwireError:
         return case, "refused"
-    except (Exception, SystemExit) as error:
+    except (Exception, SystemExit) as error:  # noqa: BLE001  # finding them is the purpose
         last = traceback.extract_tb(error.__traceback__)[-1]
         return case, f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}: {str(error)[:300]}"
     finally:
@@ -344,6 +321,7 @@ def main() -> None:
             found[kind], slowest[kind] = Counter(), (0.0, "")
             for number in range(round(arguments.count * KINDS[kind][0] / total)):
                 began_s = time.monotonic()
+                faulthandler.dump_traceback_later(5 * LIMIT_S, exit=True)  # no signal ends a loop in C
                 case, result = try_one(kind, draw, folder)
                 slowest[kind] = max(slowest[kind], (time.monotonic() - began_s, repr(case)[:300]))
                 right = result in ("accepted", "refused")
@@ -357,8 +335,8 @@ def main() -> None:
     for kind, counts in found.items():
         cells = [counts["accepted"], counts["refused"], counts["wrong"], f"{slowest[kind][0]:.1f}"]
         print_row(kind, counts.total(), *cells)
-    result = {"config": vars(arguments), "counts": found, "wrong": wrong, "slowest": slowest}
-    note(f"raw data: {file.save(result)}")
+    raw = {"config": vars(arguments), "counts": found, "wrong": wrong, "slowest": slowest}
+    note(f"raw data: {file.save(raw)}")
     sys.exit(1 if wrong else 0)
 
 

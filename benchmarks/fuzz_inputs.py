@@ -181,6 +181,10 @@ _VALUES: dict[str, Make] = {
 }
 
 
+def _number_text(draw: random.Random) -> str:
+    return varied(draw, NUMBERS)
+
+
 @functools.cache
 def _commands() -> Any:
     return typer.main.get_command(app)
@@ -200,7 +204,8 @@ def command_line(draw: random.Random) -> list[str]:
     for param in draw.sample(options, min(len(options), draw.choice([0, 1, 1, 2, 2, 3, 5]))):
         words.append(draw.choice(param.opts))
         if not param.is_flag:
-            words.append(_VALUES.get(param.name, lambda draw: varied(draw, NUMBERS))(draw))
+            make: Make = _VALUES.get(param.name, _number_text)
+            words.append(make(draw))
     for param in command.params:
         if not param.opts[0].startswith("-") and (param.required or draw.random() < 0.5):
             words += [_VALUES[param.name](draw)]
@@ -229,7 +234,23 @@ def damaged(draw: random.Random, content: bytes) -> bytes:
 
 def _other_json(draw: random.Random, content: bytes) -> bytes:
     """One value of one line replaced, or its key removed."""
-    odd = [None, True, "x", "", -1, 0, 10**30, 1e300, -1e300, [], {}, [[]], {"a": []}, "\ud800", "../../x"]
+    odd: list[Any] = [
+        None,
+        True,
+        "x",
+        "",
+        -1,
+        0,
+        10**30,
+        1e300,
+        -1e300,
+        [],
+        {},
+        [[]],
+        {"a": []},
+        "\ud800",
+        "../../x",
+    ]
     whole = content.count(b"\n{") == 0  # one document, else one in every line
     lines: list[Any] = [content] if whole else content.splitlines()
     at = draw.randrange(len(lines))

@@ -99,7 +99,7 @@ def test_absent_rivals_and_data_are_told(
         ("--quick --data here", "data must be left out: this recipe's data is in the package, got "),
         (
             "--net params=1e12,forward=1,backward=1",
-            "net must be of a size that fits: it needs 128,000 GB of ",
+            "net must be of a size that fits: it needs 128,000.0 GB of ",
         ),
         ("--out pyproject.toml", "--out must be a folder that can be written to"),
     ],

@@ -86,7 +86,7 @@ def test_the_outcome_can_be_had_as_json(jobs: list[Job], capsys: pytest.CaptureF
         (
             "lab run --emulate params=1e12,forward=1,backward=1 -- true",
             1,
-            "of a size that fits: it needs 32,000 GB",
+            "of a size that fits: it needs 32,000.0 GB",
         ),
         ("lab run --emulate params=1e30,forward=1,backward=1 -- true", 1, "params must be at most 1e+12"),
         ("lab run --fault kill:host=9,step=1 -- true", 1, "error: fault host must be 0 to 3, got 9"),

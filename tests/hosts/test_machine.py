@@ -64,5 +64,5 @@ def test_too_many_open_files_are_refused() -> None:
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     check_open_files(10, "hosts", 2)
     if most != resource.RLIM_INFINITY:
-        with pytest.raises(SettingError, match="hosts must be fewer: it takes .* open files"):
+        with pytest.raises(SettingError, match="hosts must be fewer"):
             check_open_files(most + 1, "hosts", 9)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 STRATEGIES = ["silent", "all-reduce"]
 NOTE_EVERY_S = 5.0
+MOST_STEPS = 1_000_000
 LONGEST_NAME = 100
 """Characters of a strategy in the name of its folder: a file system takes 255."""
 
@@ -68,6 +69,7 @@ def simulate(
         describe(hosts=n, rate=rate, sites=sites, uplink=uplink, slow=slow or [], faults=fault or [])
         for n in parse_counts(workers)
     ]
+    check(steps is None or steps <= MOST_STEPS, "steps", f"at most {MOST_STEPS:,}", steps)
     times = {"latency_s": parse_duration(latency, field="latency")}
     times["uplink_latency_s"] = parse_duration(uplink_latency, field="uplink latency")
     if emulate is not None:

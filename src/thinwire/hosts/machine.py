@@ -42,7 +42,7 @@ class Machine:
 
     def check_memory(self, num_bytes: float, field: str, value: object, *, hint: str) -> None:
         """Refuse what needs more memory than is free."""
-        rule = f"of a size that fits: it needs {num_bytes / 1e9:,.3g} GB of {self.free_bytes / 1e9:.3g} free"
+        rule = f"of a size that fits: it needs {num_bytes / 1e9:,.1f} GB of {self.free_bytes / 1e9:,.1f} free"
         check(num_bytes <= self.free_bytes, field, rule, value, hint=hint)
 
 
@@ -55,7 +55,7 @@ def check_open_files(needed: int, field: str, value: object) -> None:
     """Refuse what needs more open files than this process may ever have."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     rule = f"fewer: it takes {needed:,} open files, and this process may have {most:,}"
-    check(most in (resource.RLIM_INFINITY,) or needed <= most, field, rule, value, hint="raise `ulimit -Hn`")
+    check(most == resource.RLIM_INFINITY or needed <= most, field, rule, value, hint="raise `ulimit -Hn`")
 
 
 def raise_open_files() -> None:

@@ -2,9 +2,10 @@
 
 Every host has one interface, eth0, whose other end is a port of its site's bridge. A token bucket on eth0
 shapes the traffic it sends, one on the port the traffic it receives. Each site is connected to a core bridge
-by an uplink, shaped the same way at both ends. Hosts know each other's hardware addresses from the start: those
-that the kernel would ask for fill a table that all namespaces of a machine share (1,024 entries by default, which 33
-hosts that all talk to each other exceed).
+by an uplink, shaped the same way at both ends.
+
+Hosts know each other's hardware addresses from the start: those that the kernel would ask for fill a table
+which all namespaces of a machine share. Of its usual 1,024 entries, 33 hosts that all talk need more.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ def main() -> None:
 
 
 def _run(job: Job, channel: Connection[Any, Any]) -> LabResult:
-    raise_open_files()  # of the usual 1,024, 200 hosts take more, and so do workers that connect to all others
+    raise_open_files()  # 200 hosts need more than the usual 1,024
     network = ShapedNetwork(job.description)
     replace_hosts_file({host.name: host.address for host in job.description.hosts})
     if job.python_arguments:

@@ -60,8 +60,8 @@ class CostProbe:
             if tell and self.sparse_s > self.dense_s:
                 _log.warning(
                     "%s does not pay here: selecting and sending takes %.3g s of every step, "
-                    "sending everything with AllReduce() about %.3g s: use AllReduce() here (--strategy all-reduce); "
-                    "see docs/topk.md, 'Does it pay?'",
+                    "sending everything with AllReduce() about %.3g s: use AllReduce() here "
+                    "(--strategy all-reduce); see docs/topk.md, 'Does it pay?'",
                     name,
                     self.sparse_s,
                     self.dense_s,
