@@ -36,8 +36,8 @@ class Machine:
         most = MOST_PROCESSES if insist else min(by_memory, WORKERS_PER_CORE * self.cores, MOST_PROCESSES)
         why = f"{self.cores} cores, {self.free_bytes / 1e9:.3g} GB free"
         rule = f"at most {most:,}" if most == MOST_PROCESSES else f"at most {most:,} on this machine ({why})"
-        insisting = "" if insist or count > MOST_PROCESSES else "--oversubscribe to start them anyway, or "
-        hint = f"fewer workers, {insisting}`thinwire simulate`, which plays thousands in one process"
+        insisting = "" if insist or count > MOST_PROCESSES else "--oversubscribe to start them anyway, "
+        hint = f"fewer workers, {insisting}or `thinwire simulate`, which plays thousands in one process"
         check(count <= most, "workers", rule, count, hint=hint)
 
     def check_memory(self, num_bytes: float, field: str, value: object, *, hint: str) -> None:
