@@ -44,9 +44,8 @@ class SparseRows:
         index, rows = await share
         total = float(heads[:, 1].sum()) or 1.0
         mean = rows.fill_(math.nan) if self.refused else rows.div_(total)
-        self.parameter.grad = torch.sparse_coo_tensor(
-            index[None], mean, self.parameter.shape, is_coalesced=True, check_invariants=False
-        )
+        gradient = torch._sparse_coo_tensor_unsafe(index[None], mean, self.parameter.shape)
+        self.parameter.grad = gradient._coalesced_(True)  # torch would warn that it does not check them
 
     def _own(self, weight: float) -> tuple[Tensor, Tensor]:
         gradient = self.parameter.grad

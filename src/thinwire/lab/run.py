@@ -20,8 +20,6 @@ from thinwire.hosts.description import Description
 from thinwire.hosts.machine import check_open_files
 from thinwire.lab.network import Counters, run_tool, tool_environment
 
-MAX_HOSTS = 254
-"""Number of addresses in the lab's only subnet."""
 FILES, FILES_PER_HOST = 64, 5
 """Open files of the lab's own process: per host its network, status, channel and two outputs."""
 END_S = 15.0
