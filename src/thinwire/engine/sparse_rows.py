@@ -44,8 +44,9 @@ class SparseRows:
         index, rows = await share
         total = float(heads[:, 1].sum()) or 1.0
         mean = rows.fill_(math.nan) if self.refused else rows.div_(total)
-        gradient = torch._sparse_coo_tensor_unsafe(index[None], mean, self.parameter.shape)
-        self.parameter.grad = gradient._coalesced_(True)  # torch would warn that it does not check them
+        self.parameter.grad = torch.sparse_coo_tensor(
+            index[None], mean, self.parameter.shape, is_coalesced=True, check_invariants=True
+        )
 
     def _own(self, weight: float) -> tuple[Tensor, Tensor]:
         gradient = self.parameter.grad
