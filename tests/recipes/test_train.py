@@ -237,7 +237,7 @@ def test_worker_reports_a_failure_once_and_raises(tmp_path: Path) -> None:
 
 
 def test_config_is_kept_with_versions(tmp_path: Path) -> None:
-    chosen = config("mnist-cnn", strategy="all-reduce:overlap=none", data=tmp_path)
+    chosen = config(strategy="all-reduce:overlap=none")
     write_config(tmp_path, chosen)
     assert read_config(tmp_path) == chosen
     assert chosen.settings == {"overlap": "none"}
