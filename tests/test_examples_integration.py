@@ -72,3 +72,18 @@ def test_every_way_to_start_it_learns_the_same() -> None:
 def test_a_gan_learns_with_both_models_attached() -> None:
     radii = numbers(r"radius of the drawn circle ([\d.]+)", run_script(GAN, workers=2))
     assert radii == pytest.approx([1, 1], abs=0.1)
+
+
+@pytest.mark.processes
+def test_other_launchers_than_torchrun_make_a_world_too(tmp_path: Path) -> None:
+    """Slurm scripts and Kubernetes set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and nothing else."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, thinwire as tw\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with tw.attach(model, optimizer, tw.AllReduce()) as link:\n"
+        "    print('worker', link.rank, 'of', link.world_size, link.all_reduce([1.0]))\n"
+    )
+    outputs = run_script(script, workers=2, torchrun=False)
+    assert outputs == ["worker 0 of 2 [2.0]\n", "worker 1 of 2 [2.0]\n"]
