@@ -9,16 +9,14 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-import types
-import typing
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from thinwire.errors import SettingError, check
 from thinwire.imports import did_you_mean, import_object
+from thinwire.strategies.settings import hint_of, parse_value, type_text
 
 if TYPE_CHECKING:
     from thinwire.strategies.base import Strategy
@@ -155,7 +153,7 @@ def describe(name: str) -> StrategyInfo:
     settings = tuple(
         SettingInfo(
             name=field.name,
-            type=_type_text(_hint(field, cls)),
+            type=type_text(hint_of(field, cls)),
             default=_default_text(field),
             doc=docs.get(field.name, ""),
         )
@@ -190,57 +188,12 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _hint(field: Field[Any], cls: type) -> Any:
-    """The type of a field as an object; Any if it is only known to type checkers."""
-    holder = types.SimpleNamespace(__annotations__={field.name: field.type})
-    owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
-    try:
-        return typing.get_type_hints(holder, vars(inspect.getmodule(owner)))[field.name]
-    except NameError:
-        return Any
-
-
 def _read(field: Field[Any], cls: type, text: str) -> object:
-    hint = _hint(field, cls)
+    hint = hint_of(field, cls)
     try:
-        return _parse(hint, text)
+        return parse_value(hint, text)
     except (ValueError, KeyError):
-        raise SettingError(f"{cls.__name__}.{field.name} must be {_type_text(hint)}, got {text!r}") from None
-
-
-_TRUTH = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
-
-
-def _parse(hint: Any, text: str) -> object:
-    """Read `text` as a value of the type `hint`; ValueError or KeyError if it is not one."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        for option in sorted(options, key=lambda option: option is str):  # which accepts every text
-            with suppress(ValueError, KeyError):
-                return _parse(option, text)
-    if origin is Literal:
-        return {str(option): option for option in options}[text]
-    if hint in (types.NoneType, bool):
-        return (_TRUTH if hint is bool else {"none": None})[text.lower()]
-    if hint in (int, float, str):
-        return hint(text)
-    raise ValueError(text)
-
-
-def _type_text(hint: Any) -> str:
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        words = [str(option) for option in options]
-        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_text(option) for option in options)
-    if hint is types.NoneType:
-        return "none"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-    return names.get(hint, "a value that only Python code can give")
+        raise SettingError(f"{cls.__name__}.{field.name} must be {type_text(hint)}, got {text!r}") from None
 
 
 def _default_text(field: Field[Any]) -> str | None:

@@ -1,13 +1,15 @@
-"""What is not finite is not sent: one worker's NaN would be everybody's after log2(P) rounds."""
+"""Numbers that are not sent: those that are not finite, since one worker's NaN would be everybody's after
+log2(P) rounds, and complex ones."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from thinwire.errors import NumericError
+from thinwire.errors import NumericError, SettingError
 from thinwire.strategies.base import Bucket
 
 
@@ -22,3 +24,13 @@ def check_finite(data: Tensor, bucket: Bucket) -> Tensor:
             hint="look at this worker's data, lower the learning rate or clip gradients",
         )
     return data
+
+
+def check_real(buckets: Sequence[Bucket], owner: str) -> None:
+    """Raise SettingError if parameters are complex, for a strategy that compares or rounds numbers."""
+    for bucket in buckets:
+        if bucket.gradient.is_complex():
+            raise SettingError(
+                f"parameter {bucket.name_at(0)} is {bucket.gradient.dtype}; {owner} sends real numbers only",
+                hint="use AllReduce(), or view a real parameter by torch.view_as_complex in forward",
+            )
