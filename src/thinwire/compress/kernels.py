@@ -29,12 +29,14 @@ def gpu_kernels(like: Tensor) -> ModuleType | None:
 def _load(module: str, package: str, install: str) -> ModuleType | None:
     try:
         importlib.import_module(package)
-    except ImportError as error:
+        return importlib.import_module(f"thinwire.compress.{module}")
+    except Exception as error:  # noqa: BLE001  # Numba fails in its own ways where a script replaced `print`
+        absent = isinstance(error, ImportError)
         _log.warning(
-            "selecting gradients in plain torch, which takes several times as long as with %s (%s): %s",
+            "selecting gradients in plain torch, which takes several times as long as with %s (%s: %s): %s",
             package,
-            error,
-            install,
+            type(error).__name__,
+            str(error).partition("\n")[0],
+            install if absent else f"import {package} first thing in the script",
         )
         return None
-    return importlib.import_module(f"thinwire.compress.{module}")
