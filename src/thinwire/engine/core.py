@@ -93,19 +93,19 @@ class Stats:
 
 
 class Core:
-    """One worker: a strategy joined to a model and an optimizer."""
+    """One worker: a strategy joined to a model and its optimizers."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         strategy: Strategy,
         lane: Lane,
         shell: Shell,
         *,
         buffers: BufferPolicy,
     ) -> None:
-        self.model, self.optimizer, self.strategy = model, optimizer, strategy
+        self.model, self.optimizers, self.strategy = model, optimizers, strategy
         self.lane = lane
         self.exposed_s = 0.0
         self.meter, self.engine_meter = Meter(), Meter()
@@ -135,7 +135,7 @@ class Core:
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
         self.reducer: BackwardReducer | ForwardReducer = (
-            ForwardReducer(self.model, self.optimizer, buckets, piece_bytes, self, clock=self.lane.now)
+            ForwardReducer(self.model, self.optimizers, buckets, piece_bytes, self, clock=self.lane.now)
             if self.strategy.overlap == "forward"
             else BackwardReducer(buckets, self.strategy.overlap, self)
         )
@@ -202,8 +202,8 @@ class Core:
         names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
         wrong = ", ".join(f"{name} on worker {rank}" for rank, name in names.items() if name)
         raise NumericError(
-            f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not finite; "
-            "no worker makes the step",
+            f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "
+            "finite; no worker makes the step",
             hint="look at that worker's data, lower the learning rate or clip gradients; in float16, use "
             "torch.amp.GradScaler, which leaves such steps out",
         )
@@ -234,7 +234,8 @@ class Core:
     def before_step(self) -> Iterator[Work]:
         """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
         them, and bring back what is due before it."""
-        if not hasattr(self.optimizer, "found_inf") and any(bucket.refused for bucket in self.buckets):
+        scaled = any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers)
+        if not scaled and any(bucket.refused for bucket in self.buckets):
             yield from self.refusing()
         self.serve()
         with range_of("land"):

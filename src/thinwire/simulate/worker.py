@@ -99,7 +99,7 @@ class VirtualWorker:
         self._clock, self._compute = stage.clock, stage.model.compute
         self.driver = Driver(stage.clock.soon, stage.clock.soon)
         self.context = TrainingContext(step=steps + 1)
-        self.core = Core(learner.model, learner.optimizer, strategy, lane, self, buffers="rank0")
+        self.core = Core(learner.model, [learner.optimizer], strategy, lane, self, buffers="rank0")
         cut(self.core, {}, stage.model.bucket_bytes)
         self._timetable = _timetable(learner.model, self.core.buckets, stage.model.shares)
         self._reducer = self.core.reducer
