@@ -38,10 +38,9 @@ from thinwire.hosts.description import Description, Host, describe
 from thinwire.hosts.quantities import format_rate, parse_rate
 from thinwire.lab.emulate import EmulatedModel
 from thinwire.lab.nets import parse_net
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.sizes import step_times
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 
 NET = "params=2e6,layers=16,forward=0.1,backward=0.2"
@@ -75,7 +74,7 @@ def worker(rates: list[float], steps: int) -> None:
             dist.barrier()
             found: dict[str, Any] = {"rate": rate, "constants": asdict(_probe(steps)), "step_s": {}}
             for name, strategy in STRATEGIES.items():
-                model = EmulatedModel.parse(NET, seed=dist.get_rank())
+                model = EmulatedModel(parse_net(NET), seed=dist.get_rank())
                 optimizer = SGD(model.parameters(), lr=0.01)
                 system = Ours(name, strategy, bucket_bytes=BUCKET_BYTES)
                 with system.attach(model, optimizer):
@@ -101,7 +100,7 @@ def _probe(steps: int) -> Constants:
     hops, ring = 2 * (world_size - 1), 2 * (world_size - 1) / world_size
     latency_s = statistics.median(_slowest_s(lambda: dist.all_reduce(few)) for _ in range(20)) / hops
     reduced_s = statistics.median(_slowest_s(reduce_buckets) for _ in range(7)) - hops * latency_s
-    model = EmulatedModel.parse(NET, seed=rank)
+    model = EmulatedModel(parse_net(NET), seed=rank)
     train = training(model, SGD(model.parameters(), lr=0.01))
     train(2)
     return Constants(
@@ -132,8 +131,12 @@ def virtual_s(strategy: Strategy, world_size: int, constants: Constants) -> floa
     hosts = tuple(Host(index=i, rate_bit_per_s=constants.bytes_per_s * 8) for i in range(world_size))
     network = Network(Description(hosts=hosts), latency_s=constants.latency_s)
     forward_s = constants.plain_step_s * net.forward_s / (net.forward_s + net.backward_s)
-    compute = Compute(forward_s=forward_s, backward_s=constants.plain_step_s - forward_s)
-    model = ComputeModel(compute=compute, shares=net.shares(), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel(
+        forward_s=forward_s,
+        backward_s=constants.plain_step_s - forward_s,
+        shares=net.shares(),
+        bucket_bytes=BUCKET_BYTES,
+    )
     shapes = [shape for layer in net.layers for shape in layer.shapes]
     return step_times(shapes, network, strategy, model, steps=5).step_s
 

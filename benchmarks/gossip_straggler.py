@@ -25,6 +25,7 @@ from thinwire.bench.systems import Ours, ours
 from thinwire.hosts.description import describe
 from thinwire.lab.control import HostStatus
 from thinwire.lab.emulate import EmulatedModel
+from thinwire.lab.nets import parse_net
 from thinwire.timings import CEILING
 
 WORKERS, SLOW, SPEED = 8, 7, 0.5
@@ -84,7 +85,7 @@ def worker(config: StragglerConfig) -> None:
 
 def _time(system: Ours, config: StragglerConfig, share: float) -> dict[str, Any]:
     """Seconds per step by this worker's clock, and the counters and instruments of its strategy."""
-    model = EmulatedModel.parse(config.net, scale=config.scale, seed=dist.get_rank())
+    model = EmulatedModel(parse_net(config.net, scale=config.scale), seed=dist.get_rank())
     optimizer = SGD(model.parameters(), lr=0.01)
     train = training(model, optimizer)
     steps = round(whole_periods(config.steps, system.period) * share)

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common import parser_of, result_file
-from thinwire.engine import dcp, folders
+from thinwire.engine import folders
 from thinwire.events import EventReader, RunStarted
 
 WORKERS = 2
@@ -49,7 +49,8 @@ def finish(run: Path) -> dict[str, Any]:
     done = subprocess.run(command(run), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{run} failed: {done.stderr}")
-    return dcp.read(folders.whole(run / "checkpoints")[-1] / folders.COMMON)
+    newest = folders.whole(run / "checkpoints")[-1]
+    return folders.read_part(newest, folders.read_manifest(newest), folders.COMMON, ())
 
 
 def kill(pids: list[int]) -> None:

@@ -20,9 +20,18 @@ from torch import Tensor
 
 from benchmarks.common import note, parser_of, print_head, print_row, result_file, spread_of
 from thinwire.bench.plan import rotated
-from thinwire.compress.layout import PASSED, SparseLayout, Values
 from thinwire.compress.select import accumulate_select_torch, prepare, select_, select_largest_
-from thinwire.compress.sparse import Sparse, merge_largest, merge_torch, new_message, read
+from thinwire.compress.sparse import (
+    PASSED,
+    Sparse,
+    SparseLayout,
+    Values,
+    keep_largest,
+    merge,
+    merge_torch,
+    new_message,
+    read,
+)
 from thinwire.compress.threshold import new_threshold
 
 PASS = "fused pass"
@@ -118,7 +127,7 @@ def sparse_rows(data: SelectionData) -> dict[str, Callable[[], object]]:
     two = Sparse((one.index + shift).unique(), one.value.flip(0))
     two = Sparse(two.index, two.value[: two.index.numel()])
     return {
-        "merge two messages, keep the k largest": lambda: merge_largest(one, two, data.k),
+        "merge two messages, keep the k largest": lambda: keep_largest(merge(one, two), data.k),
         "merge alone, in plain torch": lambda: merge_torch(one, two),
     }
 

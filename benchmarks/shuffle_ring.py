@@ -30,6 +30,7 @@ from thinwire.bench.harness import Train, time_steps
 from thinwire.bench.plan import rotated
 from thinwire.data import Shards, ShuffleRing, load_mnist
 from thinwire.lab.emulate import EmulatedModel
+from thinwire.lab.nets import parse_net
 from thinwire.timings import Spread
 from thinwire.wire.local import LocalWorld
 
@@ -160,7 +161,7 @@ def measure(num_turns: int) -> list[dict[str, list[float]]]:
     num_steps, batch_size = 50, 128
     images = torch.randint(0, 256, (num_steps * batch_size, 32, 32, 3), dtype=torch.uint8)
     labels = torch.randint(0, 10, (len(images),))
-    model = EmulatedModel.parse(NET)
+    model = EmulatedModel(parse_net(NET))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     turns = []
     with tw.attach(model, optimizer, tw.AllReduce()) as link:

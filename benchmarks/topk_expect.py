@@ -17,10 +17,9 @@ from benchmarks.common import lab_worker, run_in_lab
 from benchmarks.topk_systems import DDP_BUCKET_MB, STRATEGIES, bucket_bytes_at_scale, scale_of
 from thinwire.hosts.description import Description, Host, describe
 from thinwire.lab.nets import Net
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.sizes import step_times, traffic
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 from thinwire.timings import BASELINE
 
@@ -115,7 +114,8 @@ def clock_step_s(system: str, net: Net, workers: int) -> float:
         for place in range(len(layer.shapes))
     ]
     model = ComputeModel(
-        compute=Compute(forward_s=net.forward_s, backward_s=net.backward_s),
+        forward_s=net.forward_s,
+        backward_s=net.backward_s,
         shares=tuple(shares),
         bucket_bytes=bucket_bytes(system, net, workers),
     )

@@ -9,7 +9,6 @@ import os
 
 MODULES = (
     "torch._dynamo",  # loaded by the first optimizer step, which takes as long as importing torch
-    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "hypothesis",
     "numba",

@@ -8,26 +8,33 @@ import socket
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch._C._distributed_c10d import TCPStore
 
+import thinwire
 from tests.worlds import exit_interpreter, fork_context
 
 
-def _main(script: str, output: str, environment: dict[str, str]) -> None:
+def _main(
+    command: Sequence[str], output: str, environment: dict[str, str], attach: Callable[..., Any] | None
+) -> None:
     os.environ.clear()
     os.environ.update(environment)
     torch.set_num_threads(1)
     file = os.open(output, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    sys.argv = [script]
-    sys.path.insert(0, str(Path(script).parent))
+    sys.argv = list(command)
+    sys.path.insert(0, str(Path(command[0]).parent))
+    if attach is not None:
+        vars(thinwire)["attach"] = attach
     code = 0
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(command[0], run_name="__main__")
     except BaseException:  # noqa: BLE001 (as the interpreter would)
         traceback.print_exc()
         code = 1
@@ -54,10 +61,20 @@ def _others(workers: int | None) -> dict[str, str]:
 
 
 def run_script(
-    script: Path, workers: int | None = None, *, torchrun: bool = True, timeout_s: float = 100
+    script: Path,
+    workers: int | None = None,
+    *,
+    arguments: Sequence[object] = (),
+    attach: Callable[..., Any] | None = None,
+    torchrun: bool = True,
+    timeout_s: float = 100,
 ) -> list[str]:
     """What the script has printed; with `workers`, what each of them has, in torchrun's environment or in
-    that of another launcher."""
+    that of another launcher.
+
+    With `attach`, that takes the place of thinwire's.
+    """
+    command = [str(script), *map(str, arguments)]
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = _torchrun(workers, store) if torchrun else _others(workers)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,8 +82,8 @@ def run_script(
         processes = []
         for rank, output in enumerate(outputs):
             place = {} if workers is None else {**world, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-            arguments = (str(script), str(output), {**os.environ, **place})
-            processes.append(fork_context().Process(target=_main, args=arguments, daemon=True))
+            job = (command, str(output), {**os.environ, **place}, attach)
+            processes.append(fork_context().Process(target=_main, args=job, daemon=True))
             processes[-1].start()
         try:
             for process, output in zip(processes, outputs, strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,7 +101,7 @@ def ticking() -> Iterator[float]:
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.kind)
 def test_every_kind_survives_a_line(record: Record) -> None:
     event = Event(1.5, 3, record)
-    assert from_line(to_line(event)) == event
+    assert from_line(to_line(event).encode()) == event
 
 
 def test_every_kind_is_tried_above() -> None:
@@ -146,10 +147,10 @@ def test_reader_returns_only_what_is_new_and_waits_for_whole_lines(tmp_path: Pat
             assert reader.poll() == []
             file.write(line[20:])
         assert [event.time for event in reader.poll()] == [5.0]
-    assert reader.skipped == 0
+    assert reader.damage == []
 
 
-def test_damaged_and_unknown_lines_are_skipped_and_counted(tmp_path: Path) -> None:
+def test_damaged_and_unknown_lines_are_left_out_and_named(tmp_path: Path) -> None:
     with EventWriter(tmp_path, 0) as writer:
         writer.write(FAILED)
     known = json.loads(to_line(Event(9.0, 0, FAILED)))
@@ -160,7 +161,59 @@ def test_damaged_and_unknown_lines_are_skipped_and_counted(tmp_path: Path) -> No
         file.write(b'{"kind": "failed", "time"')  # killed in the middle of a line
     reader = EventReader(tmp_path)
     assert [event.record for event in reader.poll()] == [FAILED, FAILED]
-    assert reader.skipped == 3
+    assert reader.damage == [f"worker-0.jsonl line {number}" for number in (2, 3, 5)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"step": -1}, {"step": 2**63}, {"step": 1.5}, {"step": "3"}, {"step": True}, {"step": None},
+        {"loss": float("nan")}, {"loss": 1e300}, {"loss": "x"}, {"loss": []}, {"instruments": {"share": "x"}},
+        {"instruments": []}, {"rank": -1}, {"rank": "0"}, {"time": None}, {"time": 1e12}, {"time": -1.0},
+        {"kind": []},
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_damage(change: dict[str, object]) -> None:
+    line = {**json.loads(to_line(Event(1.0, 0, RECORDS[1]))), **change}
+    assert from_line(json.dumps(line).encode()) is None
+
+
+@pytest.mark.parametrize(("written", "shown"), [("\\ud83d\\ude00", "\U0001f600"), ("\\udcff", "?")])
+def test_text_that_cannot_be_printed_is_replaced(written: str, shown: str) -> None:
+    """As names of files that are not UTF-8 are in Python."""
+    event = from_line(to_line(Event(1.0, 0, FAILED)).replace("nan", written).encode())
+    assert event is not None
+    assert isinstance(event.record, Failed)
+    assert event.record.message == f"the loss is {shown}"
+
+
+def test_a_line_that_is_nested_too_deeply_is_damage() -> None:
+    assert from_line(b"[" * 100_000) is None
+
+
+def test_files_that_cannot_be_read_are_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with EventWriter(tmp_path, 0) as writer:
+        writer.write(FAILED)
+    events = writer.path.parent
+    os.mkfifo(events / "worker-1.jsonl")
+    (events / "worker-2.jsonl").mkdir()
+    (events / "worker-3.jsonl").symlink_to("worker-3.jsonl")
+    with (events / "worker-4.jsonl").open("wb") as file:
+        file.truncate(1 << 40)
+    monkeypatch.setattr("thinwire.events._MOST_LINE_BYTES", 1 << 10)
+    monkeypatch.setattr("thinwire.events._MOST_FILE_BYTES", 1 << 11)
+    reader = EventReader(tmp_path)
+    assert [event.record for event in reader.poll()] == [FAILED]
+    assert reader.poll() == []
+    assert reader.damage == [
+        "worker-1.jsonl (it is not a regular file)",
+        "worker-2.jsonl (it is not a regular file)",
+        "worker-3.jsonl (Too many levels of symbolic links)",
+        "worker-4.jsonl line 1",
+        "worker-4.jsonl line 2",
+        "worker-4.jsonl line 3",
+        "worker-4.jsonl (it has more than 2,048 bytes)",
+    ]
 
 
 def test_writer_does_not_glue_its_line_to_a_torn_one(tmp_path: Path) -> None:
@@ -175,10 +228,10 @@ def test_writer_does_not_glue_its_line_to_a_torn_one(tmp_path: Path) -> None:
 
 def test_fields_with_defaults_may_be_absent() -> None:
     line = '{"kind": "failed", "time": 1, "rank": 0, "host": "h", "error": "E", "message": "m"}'
-    event = from_line(line)
+    event = from_line(line.encode())
     assert event is not None
     assert event.record == Failed(host="h", error="E", message="m")
-    assert from_line(line.replace(', "message": "m"', "")) is None
+    assert from_line(line.replace(', "message": "m"', "").encode()) is None
 
 
 def test_full_disk_ends_the_diary_not_the_training(tmp_path: Path) -> None:
@@ -204,4 +257,4 @@ def test_a_system_that_could_not_run_has_a_reason_and_no_numbers() -> None:
         timed, unavailable="not installed: pip install x", step_s=None, processor_s=None, sent_bytes=None
     )
     event = Event(1.0, 0, absent)
-    assert from_line(to_line(event)) == event
+    assert from_line(to_line(event).encode()) == event

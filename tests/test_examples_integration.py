@@ -5,16 +5,27 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from tests import ddp_attach
 from tests.scripts import run_script
 
 ROOT = Path(__file__).parents[1]
-SINGLE = ROOT / "examples" / "train_single.py"
-THINWIRE = ROOT / "examples" / "train_thinwire.py"
-GAN = ROOT / "examples" / "gan.py"
+EXAMPLES = ROOT / "examples"
+SINGLE = EXAMPLES / "train_single.py"
+THINWIRE = EXAMPLES / "train_thinwire.py"
+SMALL: dict[str, tuple[object, ...]] = {
+    "char_gpt": ("--steps", 6, "--batch", 4),
+    "finetune": ("--epochs", 1, "--samples", 160),
+    "gan": ("--steps", 40),
+    "imagenet": ("--epochs", 2),
+}
+"""The other examples, by name, with arguments that make them short."""
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
@@ -45,6 +56,20 @@ def run_torchrun(script: Path) -> str:
     return ran.stdout
 
 
+def run_example(
+    name: str, out: Path, *arguments: object, attach: Callable[..., Any] | None = None
+) -> list[str]:
+    """What each of two workers has printed; the weights are in `out`."""
+    every = (*SMALL[name], "--out", out, *arguments)
+    return run_script(EXAMPLES / f"{name}.py", workers=2, arguments=every, attach=attach)
+
+
+def same_bits(one: Path, other: Path) -> bool:
+    """Whether two files hold the same weights."""
+    mine, theirs = torch.load(one), torch.load(other)
+    return bool(mine.keys() == theirs.keys() and all(torch.equal(mine[key], theirs[key]) for key in mine))
+
+
 def test_the_difference_is_four_lines_added() -> None:
     assert [line[0] for line in changed_lines()] == ["+"] * 4
 
@@ -69,9 +94,47 @@ def test_every_way_to_start_it_learns_the_same() -> None:
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize("name", SMALL)
+def test_exact_strategies_end_with_the_bits_of_ddp(name: str, tmp_path: Path) -> None:
+    run_example(name, tmp_path / "ddp", attach=ddp_attach.attach)
+    ways: list[tuple[str, ...]] = [("--strategy", "all-reduce"), ("--strategy", "all-reduce:overlap=forward")]
+    if name == "char_gpt":
+        ways.append((*ways[-1], "--compile=eager"))
+    for way in ways:
+        run_example(name, tmp_path / "thinwire", *way)
+        assert same_bits(tmp_path / "thinwire", tmp_path / "ddp"), way
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("strategy", ["gossip-grad", "gtopk:density=0.05"])
+def test_examples_train_with_strategies_that_send_less(name: str, strategy: str, tmp_path: Path) -> None:
+    printed, _ = run_example(name, tmp_path / "weights", "--strategy", strategy)
+    first, *_, last = [float(number) for number in re.findall(r"(?:loss|accuracy|radius) ([\d.]+)", printed)]
+    assert last < first if name == "char_gpt" else last > first, printed
+    assert all(torch.isfinite(value).all() for value in torch.load(tmp_path / "weights").values())
+
+
+@pytest.mark.processes
 def test_a_gan_learns_with_both_models_attached() -> None:
-    radii = numbers(r"radius of the drawn circle ([\d.]+)", run_script(GAN, workers=2))
-    assert radii == pytest.approx([1, 1], abs=0.1)
+    radii = numbers(r"radius ([\d.]+)", run_script(EXAMPLES / "gan.py", workers=2))
+    assert radii[-1] == pytest.approx(1, abs=0.1)
+
+
+def test_compiling_without_a_compiler_is_refused_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(AssertionError, match=r"needs a C\+\+ compiler; install .* or leave --compile out"):
+        run_script(EXAMPLES / "char_gpt.py", arguments=["--compile"])
+
+
+@pytest.mark.processes
+def test_a_run_that_had_ended_is_taken_from_its_checkpoint(tmp_path: Path) -> None:
+    saving = ("--epochs", 1, "--checkpoints", tmp_path / "checkpoints")
+    first, _ = run_example("imagenet", tmp_path / "first", *saving)
+    again, _ = run_example("imagenet", tmp_path / "again", *saving)
+    assert "epoch 1" in first
+    assert "epoch" not in again
+    assert same_bits(tmp_path / "first", tmp_path / "again")
 
 
 @pytest.mark.processes

@@ -9,16 +9,25 @@ The live view, the report and the comparison all read these same lines.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args, get_type_hints
+
+from thinwire.checked_json import fits, parse_json
+from thinwire.files import open_regular
 
 FOLDER = "events"
+_MOST_LINE_BYTES = 1 << 22
+_MOST_FILE_BYTES = 1 << 30
+_END_OF_TIME = 1e11
+"""Seconds since 1970; far enough, and a date all the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,6 +187,11 @@ class StepTimed:
 
 Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed
 KINDS: Mapping[str, type[Record]] = {cls.kind: cls for cls in get_args(Record)}
+_TYPES: Mapping[type[Record], Mapping[str, Any]] = {
+    cls: {field.name: hints[field.name] for field in fields(cls)}
+    for cls, hints in ((cls, get_type_hints(cls)) for cls in KINDS.values())
+}
+"""Of the fields of each kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,16 +217,22 @@ def to_line(event: Event) -> str:
     return json.dumps({**head, **plain(event.record)}, allow_nan=False)
 
 
-def from_line(line: str) -> Event | None:
+def from_line(line: bytes) -> Event | None:
     """Decode a line; None if it is damaged or of a kind this version does not know.
 
+    Every field is of its type, or the line counts as damaged: whoever reads events need not ask again.
     Unknown fields are ignored, so newer files stay readable.
     """
     try:
-        data = json.loads(line)
+        data = parse_json(line)
         cls = KINDS[data["kind"]]
-        known = {field.name: data[field.name] for field in fields(cls) if field.name in data}
-        return Event(float(data["time"]), int(data["rank"]), cls(**known))
+        types = _TYPES[cls]
+        known = {name: value for name, value in data.items() if name in types}
+        if not (fits(data["time"], float) and 0 <= data["time"] < _END_OF_TIME and fits(data["rank"], int)):
+            return None
+        if not all(fits(value, types[name]) for name, value in known.items()):
+            return None
+        return Event(float(data["time"]), data["rank"], cls(**known))
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -229,7 +249,7 @@ class EventWriter:
         self._clock = clock
         self._broken = False
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        torn = self.path.exists() and self.path.read_bytes()[-1:] not in (b"", b"\n")
+        torn = self.path.exists() and _last_byte(self.path) not in (b"", b"\n")
         self._file = self.path.open("a", encoding="utf-8")
         if torn:  # an earlier process was killed in the middle of a line: do not append to it
             self._file.write("\n")
@@ -254,29 +274,53 @@ class EventWriter:
             self._file.close()
 
 
+def _last_byte(path: Path) -> bytes:
+    with open_regular(path) as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        return file.read(1)
+
+
 @dataclass(slots=True)
 class EventReader:
     """Follows the event files of a run while they grow; `poll` returns what is new since the last call."""
 
     run: Path
-    skipped: int = 0
-    """Whole lines that were damaged or of an unknown kind."""
-    _offsets: dict[Path, int] = field(default_factory=dict)
+    damage: list[str] = field(default_factory=list)
+    """Lines that were damaged or of an unknown kind, by file and number, and files that were not read."""
+    _places: dict[Path, tuple[int, int]] = field(default_factory=dict)
+    """Bytes and lines that were read of each file."""
+    _told: set[Path] = field(default_factory=set)
+    """Files that could not be read."""
 
     def poll(self) -> list[Event]:
         """Return new events of all workers, in order of time. An unfinished last line waits for its end."""
-        found: list[Event | None] = []
+        events: list[Event] = []
         for path in sorted((self.run / FOLDER).glob("worker-*.jsonl")):
-            with path.open("rb") as file:
-                file.seek(self._offsets.get(path, 0))
-                chunk = file.read()
-            end = chunk.rfind(b"\n") + 1
-            self._offsets[path] = self._offsets.get(path, 0) + end
-            lines = chunk[:end].decode("utf-8", errors="replace").splitlines()
-            found += map(from_line, filter(str.strip, lines))
-        events = [event for event in found if event is not None]
-        self.skipped += len(found) - len(events)
+            try:
+                events += self._read(path)
+            except OSError as error:
+                if path not in self._told:
+                    self._told.add(path)
+                    self.damage.append(f"{path.name} ({error.strerror})")
         return sorted(events, key=lambda event: event.time)
+
+    def _read(self, path: Path) -> Iterator[Event]:
+        offset, number = self._places.get(path, (0, 0))
+        with open_regular(path) as file:
+            file.seek(offset)
+            while line := file.readline(_MOST_LINE_BYTES):
+                # a line that is too long comes in pieces, which are damaged
+                if line[-1:] != b"\n" and len(line) < _MOST_LINE_BYTES:
+                    return
+                if offset > _MOST_FILE_BYTES:
+                    raise OSError(errno.EFBIG, f"it has more than {_MOST_FILE_BYTES:,} bytes", str(path))
+                offset, number = offset + len(line), number + 1
+                self._places[path] = offset, number
+                event = from_line(line) if line.strip() else None
+                if event is not None:
+                    yield event
+                elif line.strip():
+                    self.damage.append(f"{path.name} line {number:,}")
 
 
 def read_events(run: Path) -> list[Event]:

@@ -10,6 +10,7 @@ import pytest
 
 import thinwire
 from tests.cli.command import environment
+from tests.holding import holder
 from thinwire.cli import main
 from thinwire.recipes import registry as recipes
 from thinwire.strategies import registry as strategies
@@ -129,6 +130,23 @@ def test_out_that_is_not_empty_is_refused_and_untouched(
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]
     assert main(["train", "--out", str(tmp_path / "precious" / "below")]) == 1
     assert "error: --out must be a folder that can be written to" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_folder_that_another_run_uses_is_refused_and_untouched(
+    torchrun: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("of that run")
+    if torchrun:
+        monkeypatch.setenv("RANK", "1")
+        monkeypatch.setenv("WORLD_SIZE", "2")
+    name = ".lock-1" if torchrun else ".lock-0"
+    with holder(tmp_path, name) as process:
+        assert main(["train", "--out", str(tmp_path), "--resume"]) == 1
+        error = capsys.readouterr().err.splitlines()[-2]
+        assert error.startswith(f"error: {tmp_path} is in use by process {process.pid} on ")
+    assert {path.name for path in tmp_path.iterdir()} == {"config.json", name}
+    assert (tmp_path / "config.json").read_text() == "of that run"
 
 
 def test_torchrun_needs_a_common_folder_and_its_own_number_of_workers(

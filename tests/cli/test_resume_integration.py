@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tests.cli.command import alive, end, started, thinwire, wait_for, worker_pids
-from thinwire.engine import dcp, folders
+from tests.recipes.killing import common
+from thinwire.engine import folders
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -33,12 +34,12 @@ def test_killed_and_resumed_it_ends_as_if_nothing_had_been(tmp_path: Path) -> No
     newest, older = sorted((run / "checkpoints").iterdir(), reverse=True)
     manifest = newest / "manifest.json"
     original = manifest.read_text()
-    manifest.write_text(original.replace('"format": 1', '"format": 2'))
-    refused(run, f"{newest} has format 2, and this version of thinwire reads format 1")
+    manifest.write_text(original.replace('"format": 2', '"format": 3'))
+    refused(run, f"{manifest} has format 3, and this version of thinwire reads format 2")
     manifest.write_text(original)
-    victim = newest / "common" / "__0_0.distcp"
+    victim = newest / "common.safetensors"
     victim.write_bytes(victim.read_bytes()[:-1])
-    assert f"to go on from {older.name}" in refused(run, f"{newest} is damaged: common/__0_0.distcp")
+    assert f"to go on from {older.name}" in refused(run, f"{newest} is damaged: common.safetensors has")
 
 
 def killed_on_the_way(folder: Path) -> Path:
@@ -67,7 +68,7 @@ def final(run: Path) -> dict[str, dict[str, torch.Tensor]]:
     """The state that all workers share at the end of a run."""
     newest = folders.whole(run / "checkpoints")[-1]
     assert folders.read_manifest(newest).step == NUM_STEPS
-    return dcp.read(newest / folders.COMMON)
+    return common(newest)
 
 
 def refused(run: Path, why: str, *options: str) -> str:

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from tests.compress.kinds import using
-from thinwire.compress.layout import SparseLayout
 from thinwire.compress.select import select_
-from thinwire.compress.sparse import new_message
+from thinwire.compress.sparse import SparseLayout, new_message
 
 
 @pytest.fixture(scope="session", autouse=True)

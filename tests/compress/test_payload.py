@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.compress.payload import decode, empty_message, encode_
-from thinwire.compress.sizes import BLOCK, Payload, payload_bytes
+from thinwire.compress.payload import BLOCK, Payload, decode, encode_, payload_bytes
 
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
@@ -21,7 +20,7 @@ def numbers(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
 
 
 def there_and_back(data: Tensor, payload: Payload, **kept: Tensor) -> Tensor:
-    message = empty_message(payload_bytes(payload, data.numel(), data.element_size()), data)
+    message = torch.empty(payload_bytes(payload, data.numel(), data.element_size()), dtype=torch.uint8)
     shown = encode_(message, data, payload, **kept)
     kept.pop("error", None)
     seen = decode(message, payload, data, **kept)
@@ -75,7 +74,7 @@ def test_several_payloads_fit_into_one_message() -> None:
     """The second begins where the first ends, wherever that is."""
     first, second = numbers(333), numbers(77, seed=1)
     sizes = [payload_bytes("int8", 333, 4), payload_bytes("fp32", 77, 4)]
-    message = empty_message(sum(sizes), first)
+    message = torch.empty(sum(sizes), dtype=torch.uint8)
     encode_(message[: sizes[0]], first, "int8")
     encode_(message[sizes[0] :], second, "fp32")
     assert torch.equal(decode(message[sizes[0] :], "fp32", second), second)

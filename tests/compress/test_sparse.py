@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.compress.kinds import WITHOUT_TRITON, using
-from thinwire.compress.layout import COUNT, NOT_FINITE, PASSED, SparseLayout, Values
 from thinwire.compress.sparse import (
+    COUNT,
+    NOT_FINITE,
+    PASSED,
     Sparse,
+    SparseLayout,
+    Values,
     add_,
-    empty_sparse,
     keep_largest,
     merge,
-    merge_largest,
     merge_messages_,
     new_message,
     read,
@@ -64,7 +66,7 @@ def test_the_largest_of_a_sum_are_kept_and_the_rest_is_given_back(
     kind: str, a: Vector, b: Vector, k: int
 ) -> None:
     with using(kind):
-        kept, dropped = merge_largest(sparse(a), sparse(b), k)
+        kept, dropped = keep_largest(merge(sparse(a), sparse(b)), k)
     total = summed(a, b)
     keep = largest(total, k)
     assert plain(kept) == {i: total[i] for i in keep}
@@ -146,7 +148,7 @@ def test_bf16_rounds_values_and_takes_less() -> None:
 
 
 def test_nothing_merges_with_nothing() -> None:
-    nothing = empty_sparse(torch.empty(0))
+    nothing = sparse({})
     assert plain(merge(nothing, nothing)) == {}
     kept, dropped = keep_largest(nothing, 3)
     assert plain(kept) == plain(dropped) == {}

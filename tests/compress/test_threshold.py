@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import threshold
-from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.compress.select import select_
-from thinwire.compress.sparse import new_message
+from thinwire.compress.sparse import PASSED, SparseLayout, new_message, read
 from thinwire.compress.threshold import Threshold, new_threshold
 from thinwire.engine.state import dump, load
 from thinwire.errors import NumericError
@@ -130,8 +129,10 @@ def test_nothing_passes_where_all_is_zero() -> None:
 def test_what_is_not_finite_is_left_to_selecting() -> None:
     residual, gradient = torch.zeros(100), torch.full((100,), math.nan)
     limit = new_threshold([residual]).before(0, gradient, residual, 0.01)
+    message = new_message(LAYOUT, residual)
+    select_(gradient, residual, limit, message, LAYOUT)
     with pytest.raises(NumericError):
-        select_(gradient, residual, limit, new_message(LAYOUT, residual), LAYOUT)
+        read(message, LAYOUT)
 
 
 def test_a_step_that_was_given_up_is_forgotten() -> None:

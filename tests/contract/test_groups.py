@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 import thinwire as tw
 from tests.worlds import run_threads
-from thinwire.errors import PeerDiffers, SettingError
+from thinwire.errors import DataError, PeerDiffers, SettingError
 from thinwire.wire.local import LocalLane, LocalWorld
 
 STEPS, BATCH, FEATURES, OUTPUTS = 12, 8, 6, 4
@@ -101,6 +102,32 @@ def test_two_groups_under_one_link_are_exact(overlap: str) -> None:
     strategy = tw.AllReduce(overlap=overlap)  # type: ignore[arg-type]
     results = run_threads(4, lambda lane: in_pairs(lane, lane.rank, strategy))
     check_split([model for model, _ in results])
+
+
+def test_a_checkpoint_keeps_the_part_of_each_worker(tmp_path: Path) -> None:
+    def worker(lane: LocalLane, *, load: bool) -> list[Tensor]:
+        model = Split(slice(0, 2) if lane.rank == 0 else slice(2, 4))
+        optimizer = optimizer_of(model, 0.04)
+        with (
+            tw.attach(
+                model, optimizer, tw.AllReduce(), process_group=lane, replica_ranks={"head": [lane.rank]}
+            ) as link,
+            tw.Checkpoint(tmp_path, link=link, model=model, optimizer=optimizer) as checkpoint,
+        ):
+            if load:
+                assert checkpoint.load() is not None
+            else:
+                x, y = batch(0)
+                step(model, optimizer, x, y[:, :2])
+                checkpoint.save(1)
+        return [p.detach() for p in model.parameters()]
+
+    saved = run_threads(2, lambda lane: worker(lane, load=False))
+    loaded = run_threads(2, lambda lane: worker(lane, load=True))
+    for one, other in zip(saved, loaded, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    with pytest.raises(DataError, match="no worker holds the whole model"):
+        tw.Checkpoint.read_model(tmp_path)
 
 
 @pytest.mark.parametrize("strategy", [tw.GTopK(density=0.3), tw.GossipGraD()], ids=repr)

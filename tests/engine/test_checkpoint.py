@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict_loader import load
 
 import thinwire as tw
 from tests.engine.saving import Alone, Half, Job, run, same
-from thinwire.engine import dcp, folders
+from tests.holding import holder
+from thinwire.engine import folders, tensors
 from thinwire.engine.parts import Random
 from thinwire.errors import DataError, UsageError
 
@@ -79,11 +79,17 @@ def test_replicas_that_differ_go_on_from_their_mean(tmp_path: Path) -> None:
 def test_keeps_the_last_two_and_sweeps_what_a_kill_left(tmp_path: Path) -> None:
     run(2, Job(folder=tmp_path, until=6, save_at=(1, 2, 3, 4)))
     assert [path.name for path in folders.whole(tmp_path)] == ["step-00000003", "step-00000004"]
-    (tmp_path / "step-00000009.saving-00").mkdir()
-    (tmp_path / "step-00000009.saving-00" / "worker-0").mkdir()
+    (tmp_path / "step-00000009.saving-00112233").mkdir()
+    (tmp_path / "step-00000009.saving-00112233" / "worker-0.safetensors").touch()
     (tmp_path / "step-00000001.removing").mkdir()
+    (tmp_path / "step-0.probe-00112233").mkdir()
+    users = ["step-00000001.backup", "step-00000003.saving-mine", "step-2.old", "step-99999999"]
+    for name in users[:-1]:
+        (tmp_path / name).mkdir()
+    (tmp_path / users[-1]).touch()  # no checkpoint, because it is a file
     assert run(2, Job(folder=tmp_path, until=6))[1].saved is not None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted([*users, "step-00000003", "step-00000004"])
 
 
 def test_starts_at_the_beginning_where_nothing_is_saved(tmp_path: Path) -> None:
@@ -119,44 +125,15 @@ def test_names_what_differs_in_a_foreign_checkpoint(
     assert contents(tmp_path) == before
 
 
-@pytest.mark.parametrize("part", ["common", "worker-1"])
-@pytest.mark.parametrize("harm", ["flip", "cut", "remove"])
-def test_damage_is_named_and_left_alone(tmp_path: Path, part: str, harm: str) -> None:
-    run(2, Job(folder=tmp_path, until=3, save_at=(2, 3)))
-    victim = tmp_path / "step-00000003" / part / "__0_0.distcp"
-    data = bytearray(victim.read_bytes())
-    data[len(data) // 2] ^= 1
-    if harm == "remove":
-        victim.unlink()
-    else:
-        victim.write_bytes(data if harm == "flip" else data[:-9])
-    before = contents(tmp_path)
-    with pytest.raises(DataError, match=f"step-00000003 is damaged: {part}/__0_0.distcp") as caught:
-        run(2, Job(folder=tmp_path, until=4, save_at=(4,)))
-    assert "to go on from step-00000002" in caught.value.hint
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [("{", "manifest.json cannot be read"), ("[]", "cannot be read"), ('{"format": 99}', "has format 99")],
-)
-def test_a_manifest_that_makes_no_sense(tmp_path: Path, text: str, words: str) -> None:
-    run(1, Job(folder=tmp_path, until=1, save_at=(1,)))
-    (tmp_path / "step-00000001" / "manifest.json").write_text(text)
-    with pytest.raises(DataError, match=words):
-        run(1, Job(folder=tmp_path, until=1))
-
-
 def test_saving_does_not_hold_up_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Writing begins only when training has long gone on, and still holds the state of step 2."""
-    write, trained = dcp.write, threading.Event()
+    write, trained = tensors.write, threading.Event()
 
-    def late(folder: Path, taken: dict[str, Any]) -> None:
+    def late(path: Path, taken: tensors.Snapshot) -> dict[str, Any]:
         assert trained.wait(20), "training waits for the disk"
-        write(folder, taken)
+        return write(path, taken)
 
-    monkeypatch.setattr(dcp, "write", late)
+    monkeypatch.setattr(tensors, "write", late)
     step = torch.optim.Adam.step
 
     def count(self: Any, *args: Any) -> Any:
@@ -177,57 +154,32 @@ def test_saving_does_not_hold_up_training(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_full_disk_is_a_warning_and_the_next_save_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = dcp.write
+    write = tensors.write
 
-    def full(folder: Path, taken: dict[str, Any]) -> None:
-        if "step-00000002" in str(folder) and "worker-1" in str(folder):
+    def full(path: Path, taken: tensors.Snapshot) -> dict[str, Any]:
+        if "step-00000002" in str(path) and "worker-1" in str(path):
             raise OSError("No space left on device")
-        write(folder, taken)
+        return write(path, taken)
 
-    monkeypatch.setattr(dcp, "write", full)
+    monkeypatch.setattr(tensors, "write", full)
     with pytest.warns(UserWarning, match="step 2 was not saved") as caught:
         run(2, Job(folder=tmp_path, until=4, save_at=(1, 2, 3)))
     assert {str(each.message).rpartition(": ")[2] for each in caught} == {
         "No space left on device",
-        "worker-1 could not write its part",
+        "worker-1.safetensors could not be written by its worker",
     }
     assert [path.name for path in folders.whole(tmp_path)] == ["step-00000001", "step-00000003"]
 
 
-def test_torch_itself_reads_the_weights(tmp_path: Path) -> None:
-    trained = run(2, Job(folder=tmp_path, until=2, save_at=(2,)))[0]
+@pytest.mark.parametrize("strategy", [Half(), Alone()])
+def test_a_plain_model_takes_the_weights(tmp_path: Path, strategy: Any) -> None:
+    trained = run(2, Job(folder=tmp_path, until=2, save_at=(2,), strategy=strategy))
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
-    state = {"model": model.state_dict()}
-    with pytest.warns(UserWarning, match="torch.distributed is disabled"):
-        load(state, checkpoint_id=tmp_path / "step-00000002" / "common", no_dist=True)
-    assert same([p.detach() for p in model.parameters()], trained.weights)
-
-
-def test_trees_of_all_kinds_come_back(tmp_path: Path) -> None:
-    tree: dict[str, Any] = {
-        "nothing": {},
-        "empty": torch.empty(0, 3),
-        "number": torch.tensor(3.0),
-        "half": torch.randn(3, 2).bfloat16().t(),
-        "flags": torch.tensor([True, False]),
-        "tree": (1, [torch.arange(3), None], {0: "a", "0": torch.ones(1)}),
-        "a.b": torch.tensor([1]),
-        "a": {"b": torch.tensor([2])},
-        "array": np.arange(4),
-    }
-    dcp.write(tmp_path / "part", dcp.snapshot(tree))
-    again = dcp.read(tmp_path / "part")
-    assert again.keys() == tree.keys()
-    assert again["nothing"] == {}
-    for name in ("empty", "number", "half", "flags", "a.b"):
-        assert torch.equal(again[name], tree[name])
-        assert again[name].dtype == tree[name].dtype
-    assert again["a"]["b"].item() == 2
-    assert again["tree"][0] == 1
-    assert again["tree"][1][1] is None
-    assert again["tree"][2][0] == "a"
-    assert again["tree"][2]["0"].item() == 1
-    assert again["array"].tolist() == [0, 1, 2, 3]
+    model.load_state_dict(tw.Checkpoint.read_model(tmp_path))
+    means = [torch.stack(each).mean(0) for each in zip(*(worker.weights for worker in trained), strict=True)]
+    assert same([p.detach() for p in model.parameters()], means)
+    with pytest.raises(DataError, match="there is no checkpoint in"):
+        tw.Checkpoint.read_model(tmp_path / "step-00000002")
 
 
 def test_random_numbers_go_on_and_a_new_worker_has_its_own() -> None:
@@ -251,3 +203,14 @@ def test_random_numbers_go_on_and_a_new_worker_has_its_own() -> None:
         assert len({*drawn, expected}) == 3
     finally:
         Random(model, 0).load_state_dict(keep)
+
+
+def test_a_folder_that_another_process_holds_is_refused_and_left_alone(tmp_path: Path) -> None:
+    run(2, Job(folder=tmp_path, until=2, save_at=(2,)))
+    (tmp_path / "step-00000003.saving-00112233").mkdir()  # which the other one is writing
+    with holder(tmp_path) as process:
+        with pytest.raises(DataError, match=f"{tmp_path} is in use by process {process.pid} on "):
+            run(2, Job(folder=tmp_path, until=4, save_at=(4,)))
+        assert (tmp_path / "step-00000003.saving-00112233").exists()
+    assert run(2, Job(folder=tmp_path, until=4))[1].saved is not None
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from tests.wire.operations import SIZE, own
+from tests.wire.operations import SIZE, own, wire_over
 from tests.worlds import run_processes
 from thinwire.strategies.base import Overlap, Strategy
 from thinwire.wire.process_group import connect
@@ -65,8 +65,9 @@ def test_training_equals_one_process(overlap: Overlap, world_size: int) -> None:
 
 
 def use_wire() -> None:
-    wire = connect(None, timeout_s=60)
-    assert wire is not None
+    lane = connect(None, timeout_s=60, silence_s=10)
+    assert lane is not None
+    wire = wire_over(lane)
     everyone = [own(r, torch.float32).cuda() for r in range(wire.world_size)]
     reduced = everyone[wire.rank].clone()
     wire.all_reduce_(reduced).wait()
@@ -82,7 +83,7 @@ def use_wire() -> None:
     wire.exchange(send=everyone[wire.rank], to=peer, recv=inbox, source=source, tag=3).wait()
     assert torch.equal(inbox, everyone[source])
     wire.all_reduce_(torch.zeros(1)).wait()
-    wire.close()
+    lane.close()
 
 
 def test_every_operation_is_staged() -> None:

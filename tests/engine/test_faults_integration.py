@@ -29,9 +29,9 @@ class Fault:
 
 
 def train_until(fault: Fault, timeout_s: float) -> None:
-    watch.BEAT_S, watch.SILENCE_S, watch._NOTICE_S = BEAT_S, SILENCE_S, 4 * BEAT_S
+    watch.BEAT_S, watch._NOTICE_S = BEAT_S, 4 * BEAT_S
     model, optimizer = model_and_optimizer()
-    with tw.attach(model, optimizer, tw.AllReduce(), timeout_s=timeout_s) as link:
+    with tw.attach(model, optimizer, tw.AllReduce(), timeout_s=timeout_s, silence_s=SILENCE_S) as link:
         for step in range(10_000):
             if (link.rank, step) == (fault.worker, fault.step):
                 time.sleep(10 * BEAT_S)  # until peers have read how far this worker is
@@ -68,7 +68,7 @@ def survivors(fault: Fault, *, timeout_s: float) -> list[str]:
         ("SIGSTOP", NEVER_S, "PeerLost", "is lost at step 20: no sign of life for 3 s"),
         ("raise", NEVER_S, "PeerLost", "left at step 20 with ArithmeticError: the batch was bad"),
         ("sleep", 5.0, "PeerLate", "is alive, at step 20;"),
-        ("leave", 5.0, "PeerLate", "is alive, at step 20, detaching"),
+        ("leave", NEVER_S, "PeerLost", "leaves after 20 steps, this one is at step 21"),
     ],
 )
 def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, cause: str) -> None:

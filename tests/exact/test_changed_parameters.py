@@ -90,7 +90,7 @@ def test_one_worker_that_converts_its_model_is_named_by_all(strategy: Strategy) 
 
 def test_another_shape_at_the_same_place_is_refused() -> None:
     model = net()
-    watch = ParameterWatch(model, make_buckets(list(model.named_parameters()), BUCKET_BYTES))
+    watch = ParameterWatch(model, make_buckets(list(model.named_parameters()), BUCKET_BYTES), ())
     watch.check_kind()
     bias = model[2].bias  # type: ignore[index]
     bias.data = bias.data[:4]

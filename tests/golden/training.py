@@ -12,10 +12,10 @@ from torch.optim import SGD, AdamW, Optimizer
 import thinwire as tw
 from tests.worlds import run_threads
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import ComputeModel, Learner
+from thinwire.simulate.worker import Learner
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 
@@ -119,7 +119,7 @@ class _Learners:
 
 def on_the_clock(strategy: Strategy, kind: str) -> list[dict[str, Any]]:
     network = Network(describe(hosts=WORKERS, rate="20mbit", slow=("1=0.7",)), latency_s=0.001)
-    model = ComputeModel(compute=Compute.of(0.02), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel.of(0.02, bucket_bytes=BUCKET_BYTES)
     learners = _Learners(kind)
     session = Session(network, strategy, learners, model)
     session.epoch()

@@ -10,8 +10,7 @@ import pytest
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.description import describe
-from thinwire.lab.namespaces import enter_command
-from thinwire.lab.run import Job, LabResult, run
+from thinwire.lab.run import Job, LabResult, enter_command, run
 
 ROOT = Path(__file__).parents[2]
 

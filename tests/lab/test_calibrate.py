@@ -1,4 +1,4 @@
-"""The arithmetic behind the calibration."""
+"""The arithmetic behind the calibration, and the processor watch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from thinwire.errors import SettingError
 from thinwire.hosts.description import describe
-from thinwire.lab.calibrate import Reading, calibrate, expected_all_reduce_s, expected_exchange_s
+from thinwire.lab.calibrate import WINDOW_S, CpuLoad, Reading, calibrate, expected_s, read_cpu
 from thinwire.lab.network import segment_bytes
 
 MB10 = 10_000_000
@@ -24,16 +24,16 @@ MB10 = 10_000_000
 )
 def test_hosts_on_one_site(hosts: int, rate: str, exchange_s: float, all_reduce_s: float) -> None:
     lab = describe(hosts=hosts, rate=rate)
-    assert expected_exchange_s(lab, MB10) == pytest.approx(exchange_s)
-    assert expected_all_reduce_s(lab, MB10) == pytest.approx(all_reduce_s)
+    exchanges = {"exchange, TCP": exchange_s, "exchange, Gloo": exchange_s}
+    assert expected_s(lab, MB10) == pytest.approx({**exchanges, "all-reduce, Gloo": all_reduce_s})
 
 
 def test_the_uplink_counts_where_it_is_crossed() -> None:
     lab = describe(hosts=4, rate="1gbit", sites="2+2", uplink="100mbit")
-    assert expected_exchange_s(lab, MB10) == pytest.approx(0.08)
-    assert expected_all_reduce_s(lab, MB10) == pytest.approx(1.2)
+    assert expected_s(lab, MB10)["exchange, TCP"] == pytest.approx(0.08)
+    assert expected_s(lab, MB10)["all-reduce, Gloo"] == pytest.approx(1.2)
     crossing = describe(hosts=4, rate="1gbit", sites="1+3", uplink="100mbit")
-    assert expected_exchange_s(crossing, MB10) == pytest.approx(0.8)
+    assert expected_s(crossing, MB10)["exchange, TCP"] == pytest.approx(0.8)
 
 
 def test_close_means_within_the_tolerance() -> None:
@@ -53,3 +53,51 @@ def test_packets_are_a_millisecond_long_within_what_the_kernel_can() -> None:
     assert segment_bytes(200e6) == 25_000
     assert segment_bytes(1e6) == 4 * 1514
     assert segment_bytes(10e9) == 65_536
+
+
+class Machine:
+    """Two cores whose load is set by hand."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.busy = 0.0
+
+    def spend(self, share: float, windows: int, watch: CpuLoad) -> None:
+        for _ in range(windows):
+            self.now_s += WINDOW_S
+            self.busy += share * 2 * WINDOW_S
+            watch.sample()
+
+    def watch(self) -> CpuLoad:
+        return CpuLoad(read=lambda: (self.busy, 2 * self.now_s), clock=lambda: self.now_s)
+
+
+def test_full_processors_are_warned_about() -> None:
+    machine = Machine()
+    watch = machine.watch()
+    machine.spend(0.5, 6, watch)
+    assert watch.warning() is None
+    machine.spend(1.0, 4, watch)
+    assert watch.busy_share == 0.7
+    assert "full 40% of the time" in str(watch.warning())
+
+
+def test_what_was_before_training_is_forgotten() -> None:
+    machine = Machine()
+    watch = machine.watch()
+    machine.spend(1.0, 10, watch)
+    watch.restart()
+    machine.spend(0.9, 10, watch)
+    assert watch.warning() is None
+    assert abs(watch.busy_share - 0.9) < 1e-9
+
+
+def test_no_time_no_warning() -> None:
+    watch = Machine().watch()
+    assert watch.warning() is None
+    assert watch.busy_share == 0.0
+
+
+def test_the_kernel_is_read() -> None:
+    busy, total = read_cpu()
+    assert 0 < busy < total

@@ -102,7 +102,7 @@ def test_forward_and_backward_take_their_own_seconds() -> None:
 
 def test_scaling_the_loss_scales_the_gradients_and_seeds_differ() -> None:
     def gradient(seed: int, factor: float) -> torch.Tensor:
-        model = EmulatedModel.parse("params=64,forward=0,backward=0", seed=seed)
+        model = EmulatedModel(parse_net("params=64,forward=0,backward=0"), seed=seed)
         (factor * model(torch.ones(8, 1)).mean()).backward()
         (parameter,) = model.parameters()
         assert parameter.grad is not None
@@ -113,10 +113,10 @@ def test_scaling_the_loss_scales_the_gradients_and_seeds_differ() -> None:
 
 
 def test_gradients_accumulate_and_nothing_else_is_in_the_state() -> None:
-    model = EmulatedModel.parse("params=64,layers=2,forward=0,backward=0")
+    model = EmulatedModel(parse_net("params=64,layers=2,forward=0,backward=0"))
     for _ in range(2):
         model(torch.ones(1, 1)).mean().backward()
-    once = EmulatedModel.parse("params=64,layers=2,forward=0,backward=0")
+    once = EmulatedModel(parse_net("params=64,layers=2,forward=0,backward=0"))
     once(torch.ones(1, 1)).mean().backward()
     for twice, single in zip(model.parameters(), once.parameters(), strict=True):
         assert twice.grad is not None

@@ -78,8 +78,9 @@ EMULATED = """
     import time, torch, torch.distributed as dist
     from thinwire.lab.control import Control
     from thinwire.lab.emulate import EmulatedModel
+    from thinwire.lab.nets import parse_net
     dist.init_process_group("gloo")
-    net = EmulatedModel.parse("params=1000,forward=0.02,backward=0.02")
+    net = EmulatedModel(parse_net("params=1000,forward=0.02,backward=0.02"))
     model = torch.nn.parallel.DistributedDataParallel(net)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     start = time.monotonic()

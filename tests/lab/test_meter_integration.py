@@ -18,7 +18,7 @@ SCRIPT = """
 
     control = Control.from_environment()
     dist.init_process_group("gloo")
-    inner = connect(None, 60.0)
+    inner = connect(None, timeout_s=60, silence_s=10)
     meter = Meter()
     wire = MeteredWire(inner, meter)
     rank, size = wire.rank, wire.world_size

@@ -147,7 +147,7 @@ def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_where_namespaces_are_not_allowed_every_try_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("thinwire.lab.namespaces._refusal", lambda _: "Operation not permitted")
+    monkeypatch.setattr("thinwire.lab.run._refusal", lambda _: "Operation not permitted")
     with pytest.raises(UsageError) as raised:
         _run("true")
     assert "--user --map-root-user" in str(raised.value)

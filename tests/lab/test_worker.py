@@ -1,111 +1,98 @@
-"""The status that the lab and a worker share, and the step counter that uses it."""
+"""Lines and requests of workers, without workers."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path
+import selectors
+import threading
+from multiprocessing.connection import Pipe
 
 import pytest
 
-from thinwire.lab.control import STATUS_VARIABLE, HostStatus
-from thinwire.lab.worker import StepCounter
+from thinwire.errors import SettingError, UsageError
+from thinwire.lab.control import CONTROL_VARIABLE, Control
+from thinwire.lab.network import Counters
+from thinwire.lab.worker import answer_requests, forward_output
 
 
-class Optimizer:
-    """Stands for one of torch's: only its identity counts."""
+def _serve(selector: selectors.BaseSelector) -> None:
+    while ready := selector.select(0):
+        for key, _ in ready:
+            key.data()
 
 
-class Thread:
-    """A thread that computes and sleeps as told."""
-
-    def __init__(self) -> None:
-        self.used_s = 0.0
-        self.slept_s = 0.0
-
-    def sleep(self, seconds: float) -> None:
-        self.slept_s += seconds
+def _serve_until_closed(selector: selectors.BaseSelector) -> None:
+    while selector.get_map():
+        for key, _ in selector.select(0.05):
+            key.data()
 
 
-def _counter(status: HostStatus, thread: Thread, stops: set[int] | None = None) -> StepCounter:
-    return StepCounter(status, stops or set(), used_s=lambda: thread.used_s, sleep=thread.sleep)
+def test_lines_get_their_prefix_and_the_last_one_its_end() -> None:
+    selector = selectors.DefaultSelector()
+    (source, into), (out, target) = os.pipe(), os.pipe()
+    forward_output(source, target, "[host3] ", selector)
+    assert selector.get_map()
+    os.write(into, b"one\ntw")
+    _serve(selector)
+    os.write(into, b"o\n\nlast")
+    _serve(selector)
+    os.close(into)
+    _serve(selector)
+    os.close(target)
+    assert os.read(out, 1000) == b"[host3] one\n[host3] two\n[host3] \n[host3] last\n"
+    assert not selector.get_map()
+    os.close(out)
+    selector.close()
 
 
-@pytest.fixture
-def status() -> Iterator[HostStatus]:
-    file = os.memfd_create("status")
-    yield HostStatus.create(file)
-    os.close(file)
+def test_a_reader_that_has_gone_is_no_problem() -> None:
+    selector = selectors.DefaultSelector()
+    (source, into), (out, target) = os.pipe(), os.pipe()
+    forward_output(source, target, "", selector)
+    os.close(out)
+    os.write(into, b"nobody reads this\n")
+    _serve(selector)
+    os.close(into)
+    _serve(selector)
+    os.close(target)
+    selector.close()
 
 
-def test_the_lab_and_the_worker_share_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    file = os.memfd_create("status")
-    lab = HostStatus.create(file, speed=0.5)
-    monkeypatch.setenv(STATUS_VARIABLE, f"/proc/self/fd/{file}")
-    worker = HostStatus.from_environment()
-    assert worker is not None
-    assert worker.speed == 0.5
-    worker.steps = 7
-    lab.speed, lab.released = 0.25, 6
-    assert (lab.steps, worker.speed, worker.released) == (7, 0.25, 6)
-    restarted = HostStatus.create(file, speed=1.0)
-    assert (lab.speed, lab.steps, lab.released) == (1.0, 0, 0)
-    restarted.steps = 1
-    assert lab.steps == 1
-    os.close(file)
+def test_requests_are_answered_and_refusals_told() -> None:
+    asked: list[dict[str, object]] = []
+
+    def answer(request: dict[str, object]) -> object:
+        asked.append(request)
+        if request["do"] == "fault":
+            raise SettingError("fault must be given")
+        return [Counters(1, 2, 3, 4)] if request["do"] == "counters" else None
+
+    ours, theirs = Pipe()
+    selector = selectors.DefaultSelector()
+    answer_requests(ours, selector, answer)
+    server = threading.Thread(target=_serve_until_closed, args=(selector,))
+    server.start()
+    control = Control(theirs)
+    control.set_rate(1e8, host=2)
+    assert asked == [{"do": "rate", "bit_per_s": 1e8, "host": 2}]
+    assert control.counters() == [Counters(1, 2, 3, 4)]
+    with pytest.raises(UsageError, match="refused fault: fault must be given"):
+        control.fault("")
+    theirs.close()
+    server.join(10)
+    assert not server.is_alive()
+    selector.close()
 
 
-def test_outside_a_lab_there_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.delenv(STATUS_VARIABLE, raising=False)
-    assert HostStatus.from_environment() is None
-    monkeypatch.setenv(STATUS_VARIABLE, str(tmp_path / "gone"))
-    assert HostStatus.from_environment() is None
+def test_a_lab_that_is_gone_is_told() -> None:
+    ours, theirs = Pipe()
+    control = Control(theirs)
+    ours.close()
+    with pytest.raises(UsageError, match="the lab is gone"):
+        control.counters()
+    theirs.close()
 
 
-def test_steps_of_one_optimizer_are_counted(status: HostStatus) -> None:
-    count = _counter(status, Thread())
-    inner, outer = Optimizer(), Optimizer()
-    for step in range(6):
-        count(inner, (), {})
-        if step % 3 == 2:
-            count(outer, (), {})
-    assert status.steps == 6
-    del inner
-    count(outer, (), {})
-    assert status.steps == 7
-
-
-def test_a_slow_host_stretches_what_was_computed(status: HostStatus) -> None:
-    status.speed = 0.25
-    thread, optimizer = Thread(), Optimizer()
-    count = _counter(status, thread)
-    thread.used_s = 2.0
-    count(optimizer, (), {})
-    assert thread.slept_s == pytest.approx(6.0)
-    status.speed = 1.0
-    thread.used_s = 4.0
-    count(optimizer, (), {})
-    assert thread.slept_s == pytest.approx(6.0)
-
-
-def test_a_worker_waits_where_a_fault_is_due(status: HostStatus) -> None:
-    optimizer, naps = Optimizer(), []
-
-    def sleep(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 3:
-            status.released = 2
-
-    count = StepCounter(status, {2}, used_s=lambda: 0.0, sleep=sleep)
-    count(optimizer, (), {})
-    assert naps == []
-    count(optimizer, (), {})
-    assert len(naps) == 3
-    count(optimizer, (), {})
-    assert len(naps) == 3
-
-
-def test_a_worker_does_not_wait_for_ever(status: HostStatus) -> None:
-    thread, optimizer = Thread(), Optimizer()
-    _counter(status, thread, {1})(optimizer, (), {})
-    assert 5 < thread.slept_s < 60
+def test_outside_a_lab_there_is_no_control(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CONTROL_VARIABLE, raising=False)
+    assert Control.from_environment() is None

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from tests.worlds import Processes
-from thinwire.engine import dcp, folders
+from thinwire.engine import folders
 from thinwire.recipes.base import Data, Recipe, Samples, Training
 from thinwire.recipes.catalog import digits_cnn
 from thinwire.recipes.config import resolve
@@ -78,6 +78,11 @@ def worker(run: Path, stage: int) -> None:
     train(recorded(diary), config, where, lambda record: None)
 
 
+def common(path: Path) -> dict[str, Any]:
+    """What all workers share in a checkpoint."""
+    return folders.read_part(path, folders.read_manifest(path), folders.COMMON, ())
+
+
 @dataclass(slots=True)
 class Stage:
     """What became of one start."""
@@ -137,7 +142,7 @@ class Story:
         finally:
             processes.kill()
         assert not any(self.checkpoints.glob("*.*")), "something is left half saved"
-        return dcp.read(folders.whole(self.checkpoints)[-1] / folders.COMMON)
+        return common(folders.whole(self.checkpoints)[-1])
 
     def counted(self) -> list[list[int]]:
         """The samples of each step that counts: of those made twice, because of a kill, the later ones."""

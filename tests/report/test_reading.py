@@ -100,7 +100,8 @@ def test_no_events_are_no_run_and_damage_is_counted(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     with (folder / "events" / "worker-0.jsonl").open("a") as file:
         file.write("not json\n")
-    assert read_subject(folder).skipped == 1
+    [place] = read_subject(folder).damage
+    assert place.startswith("worker-0.jsonl line ")
     (folder / "config.json").write_text("not json either")
     assert run_of(folder).facts == {}
     assert run_of(folder).recipe == "digits-cnn"

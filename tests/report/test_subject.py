@@ -78,7 +78,10 @@ def test_wrong_folders_are_refused_with_a_way_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="there are no events"):
         read_subject(tmp_path / "empty")
     (tmp_path / "empty" / "events" / "worker-0.jsonl").write_text("{}\n[]\n")
-    with pytest.raises(DataError, match="2 lines of events, and none could be read"):
+    with pytest.raises(
+        DataError,
+        match=r"2 lines of events could not be read \(worker-0.jsonl line 1, worker-0.jsonl line 2\)",
+    ):
         read_subject(tmp_path / "empty")
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_driver import elastic_server, g_top_k, gossip, vectors, wire_of
-from tests.wire.operations import every_operation, some_groups, some_lanes
+from tests.wire.operations import every_operation, some_groups, some_lanes, total, wire_over
 from thinwire.engine.driver import Driver, Inline, Task
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerDiffers, PeerLost
@@ -81,7 +81,7 @@ def test_the_same_bits_as_in_the_thread_world(algorithm: Algorithm, world_size: 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 def test_every_operation(world_size: int) -> None:
     virtual = Virtual(world_size)
-    virtual.play(*(every_operation(lane) for lane in virtual.lanes))
+    virtual.play(*(every_operation(wire_over(lane)) for lane in virtual.lanes))
     virtual.play_wires(every_operation)
 
 
@@ -135,7 +135,7 @@ def test_sizes_alone_take_the_same_time() -> None:
 
         async def worker(lane: Lane) -> None:
             await virtual.clock.sleep(0.1 * lane.rank)
-            await lane.all_reduce_(torch.ones(1000, device=device))
+            await total(lane, torch.ones(1000, device=device))
 
         return virtual.play(*map(worker, virtual.lanes))
 
@@ -147,7 +147,7 @@ def test_operations_that_do_not_match_are_refused_everywhere() -> None:
     virtual = Virtual(2)
 
     async def worker(lane: Lane) -> None:
-        await lane.all_reduce_(torch.ones(3 if lane.rank == 0 else 4))
+        await total(lane, torch.ones(3 if lane.rank == 0 else 4))
 
     with pytest.raises(PeerDiffers, match=r"does .* where another does"):
         virtual.play(*map(worker, virtual.lanes))
@@ -156,9 +156,9 @@ def test_operations_that_do_not_match_are_refused_everywhere() -> None:
 def test_a_lost_world_fails_operations_under_way_and_later_ones() -> None:
     virtual = Virtual(2)
     lane, lost = virtual.lanes[0], PeerLost("worker 1 is gone", rank=1)
-    waiting = [lane.all_reduce_(torch.ones(1)), lane.exchange(recv=torch.ones(1), source=1)]
+    waiting = [total(lane, torch.ones(1)), lane.exchange(recv=torch.ones(1), source=1)]
     virtual.world.lose(lost)
-    for work in [*waiting, lane.all_reduce_(torch.ones(1))]:
+    for work in [*waiting, total(lane, torch.ones(1))]:
         with pytest.raises(PeerLost, match="worker 1 is gone"):
             work.wait(1)
 

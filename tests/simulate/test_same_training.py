@@ -93,7 +93,10 @@ def test_a_server_lets_a_slow_worker_be_slow() -> None:
     )
     assert unequal[1] == pytest.approx(equal[1], rel=0.02)
     assert unequal[2] == pytest.approx(2 * equal[2], rel=0.02)
-    state, sent = session.worker(0).core.groups[0].state, [session.worker(host).steps for host in range(3)]
+    state, sent = (
+        session.worker(0).core.groups[0].state,
+        [session.worker(host).core.steps for host in range(3)],
+    )
     num_buckets = len(session.worker(0).core.buckets)
     assert state.served == [steps * num_buckets for steps in sent], "every message was answered"
 

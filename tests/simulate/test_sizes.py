@@ -12,10 +12,9 @@ import thinwire as tw
 from tests.contract.toys import ParameterServer
 from tests.simulate.toys import EveryFew, Gossip
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel, Pace, timetable
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute, Pace, Timetable
 from thinwire.simulate.sizes import StepTimes, step_times, traffic
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
 
@@ -25,7 +24,7 @@ BUCKET_BYTES = 250_000  # so each is a bucket, which travels in four pieces unde
 
 def timed(strategy: Strategy, *, hosts: int = 4, rate: str = "800mbit", jitter: float = 0.0) -> StepTimes:
     network = Network(describe(hosts=hosts, rate=rate), latency_s=0.0)
-    model = ComputeModel(compute=Compute(forward_s=0.04, backward_s=0.08), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel(forward_s=0.04, backward_s=0.08, bucket_bytes=BUCKET_BYTES)
     return step_times(LAYERS, network, strategy, model, steps=4, jitter=jitter)
 
 
@@ -64,7 +63,7 @@ def test_one_worker_played_for_all_of_its_speed(
 ) -> None:
     def play() -> StepTimes:
         network = Network(describe(hosts=5, rate="80mbit*4,40mbit", slow=("1=0.5", "3=0.5")), latency_s=0.001)
-        model = ComputeModel(compute=Compute.of(0.12), bucket_bytes=BUCKET_BYTES)
+        model = ComputeModel.of(0.12, bucket_bytes=BUCKET_BYTES)
         return step_times(LAYERS, network, tw.AllReduce(overlap=overlap), model, steps=3)
 
     alike = play()
@@ -88,15 +87,15 @@ def test_pace_varies_around_one() -> None:
 
 
 def test_timetable() -> None:
-    table = Timetable([1, 1, 2], [[2, 1], [0]])
-    assert table.full == [0.75, 1.0]
-    assert table.needs == [(1, 0.0), (0, 0.25)]
+    full, needs = timetable([1, 1, 2], [[2, 1], [0]])
+    assert full == [0.75, 1.0]
+    assert needs == [(1, 0.0), (0, 0.25)]
 
 
 def test_whole_periods_are_timed() -> None:
     """However few steps are asked for: a mean every fourth step is in the measurement once."""
     network = Network(describe(hosts=4, rate="800mbit"), latency_s=0.0)
-    model = ComputeModel(compute=Compute.of(0.12), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel.of(0.12, bucket_bytes=BUCKET_BYTES)
     times = step_times(LAYERS, network, EveryFew(interval=4), model, steps=1)
     assert times.sent_bytes == 8_000_000 * 1.5 / 4
     assert times.step_s == pytest.approx(0.12 + times.sent_bytes / 1e8, rel=1e-6)

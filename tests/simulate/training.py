@@ -17,10 +17,9 @@ from thinwire.recipes.config import RunConfig
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.samples import TensorSamples
 from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, shuffle_ring, worker_seed
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 
@@ -126,7 +125,7 @@ def for_real(
                 done += 1
             link.synchronize()
         assert done == STEPS
-    return [p.detach().clone() for p in model.parameters()]
+        return [p.detach().clone() for p in model.parameters()]  # before detach, which may average
 
 
 def on_the_clock(
@@ -156,7 +155,7 @@ def on_the_clock(
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)
-    model = ComputeModel(compute=Compute.of(COMPUTE_S), bucket_bytes=BUCKET_BYTES)
+    model = ComputeModel.of(COMPUTE_S, bucket_bytes=BUCKET_BYTES)
     session = Session(network, strategy, learners, model)
     session.num_steps = STEPS
     for epoch in range(learners.setup.config.epochs):

@@ -20,7 +20,7 @@ from tests.contract.training import model_and_optimizer, step_once
 from tests.engine.saving import Job, run
 from tests.strategies.gossip.world import SIZES, GossipWorld, by_number
 from tests.worlds import run_threads
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.errors import SettingError
 from thinwire.strategies.gossip.chunks import WindowPosition
 from thinwire.strategies.gossip.encoding import Encoding

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from tests.wire.operations import check_all, check_lanes
+from tests.wire.operations import check_all, check_lanes, total
 from tests.worlds import run_threads
 from thinwire.errors import PeerDiffers, PeerLost
 from thinwire.traffic import Round
@@ -26,7 +26,7 @@ def test_lanes() -> None:
 def test_collectives_end_in_the_order_they_were_issued() -> None:
     def worker(lane: LocalLane) -> list[int]:
         order: list[int] = []
-        works = [lane.all_reduce_(torch.ones(4)) for _ in range(50)]
+        works = [total(lane, torch.ones(4)) for _ in range(50)]
         for number, work in enumerate(works):
             work.when_done(lambda number=number: order.append(number))  # type: ignore[misc]
         works[-1].wait()
@@ -39,7 +39,7 @@ def test_collectives_end_in_the_order_they_were_issued() -> None:
 def test_operations_that_do_not_match_are_refused_everywhere() -> None:
     def worker(lane: LocalLane) -> None:
         with pytest.raises(PeerDiffers, match=r"does .* where another does") as caught:
-            lane.all_reduce_(torch.ones(3 if lane.rank == 0 else 4)).wait(10)
+            total(lane, torch.ones(3 if lane.rank == 0 else 4)).wait(10)
         assert "same strategy with the same settings" in caught.value.hint
 
     run_threads(2, worker)
@@ -48,9 +48,9 @@ def test_operations_that_do_not_match_are_refused_everywhere() -> None:
 def test_a_lost_world_fails_operations_under_way_and_later_ones() -> None:
     world = LocalWorld(2)
     lane, lost = world.lane(0), PeerLost("worker 1 is gone", rank=1)
-    waiting = [lane.all_reduce_(torch.ones(1)), lane.exchange(recv=torch.ones(1), source=1)]
+    waiting = [total(lane, torch.ones(1)), lane.exchange(recv=torch.ones(1), source=1)]
     world.lose(lost)
-    for work in [*waiting, lane.all_reduce_(torch.ones(1)), lane.exchange(send=torch.ones(1), to=1)]:
+    for work in [*waiting, total(lane, torch.ones(1)), lane.exchange(send=torch.ones(1), to=1)]:
         with pytest.raises(PeerLost, match="worker 1 is gone"):
             work.wait(1)
 
@@ -108,7 +108,7 @@ def test_an_exchange_ends_with_the_later_half_and_a_collective_when_the_medium_s
         world.lane(r).exchange(send=torch.ones(1), to=1 - r, recv=torch.zeros(1), source=1 - r)
         for r in (0, 1)
     ]
-    sums = [world.lane(rank).all_reduce_(torch.ones(1)) for rank in (0, 1)]
+    sums = [total(world.lane(rank), torch.ones(1)) for rank in (0, 1)]
     medium.sent[0]()
     assert not any(work.done() for work in (*both, *sums))
     medium.arrived[1]()
@@ -123,13 +123,13 @@ def test_an_exchange_ends_with_the_later_half_and_a_collective_when_the_medium_s
 def test_some_act_for_all_in_collectives_of_everybody_only() -> None:
     world = LocalWorld(4, acting=[0, 2])
     sizes = torch.ones(4, device="meta")
-    first = world.lane(0).all_reduce_(sizes)
+    first = total(world.lane(0), sizes)
     assert not first.done()
-    assert world.lane(2).all_reduce_(sizes).done()
+    assert total(world.lane(2), sizes).done()
     assert first.done()
     with pytest.raises(NotAlike, match="exchanges"):
         world.lane(0).exchange(send=sizes, to=1)
     with pytest.raises(NotAlike, match="broadcasts"):
-        world.lane(0).broadcast_(sizes, source=0)
+        world.lane(0).collective("broadcast", sizes, sizes)
     with pytest.raises(NotAlike, match="collectives of some"):
         world.lane(0).lane("pair", [0, 1])

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.wire.operations import check_all, check_lanes, every_operation, some_groups
+from tests.wire.operations import check_all, check_lanes, every_operation, some_groups, total
 from tests.worlds import run_processes
 from thinwire.engine.driver import Driver, ProgressThread
 from thinwire.engine.endpoint import Endpoint, Make
@@ -19,20 +19,20 @@ pytestmark = pytest.mark.processes
 
 
 def use_everything() -> None:
-    lane = connect(None, timeout_s=60)
+    lane = connect(None, timeout_s=60, silence_s=10)
     assert lane is not None
     for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.int64):
         check_all(lane, dtype)
     check_lanes(lane)
     use_wires(lane)
-    lane.all_reduce_(torch.zeros(1)).wait()
+    total(lane, torch.zeros(1)).wait()
     lane.close()
     for _ in range(3):  # backends are used again, with nothing left of their last use
-        again = connect(None, timeout_s=60)
+        again = connect(None, timeout_s=60, silence_s=10)
         assert again is not None
         check_all(again)
         use_wires(again)
-        again.all_reduce_(torch.zeros(1)).wait()
+        total(again, torch.zeros(1)).wait()
         again.close()
     assert set(pool._made.values()) == {1}
     assert dist.distributed_c10d._world.group_count == 1
@@ -59,7 +59,7 @@ def use_a_part() -> None:
     part = dist.new_group([0, 2])
     if dist.get_rank() == 1:
         return
-    lane = connect(part, timeout_s=60)
+    lane = connect(part, timeout_s=60, silence_s=10)
     assert lane is not None
     assert lane.world_size == 2
     check_all(lane)
@@ -77,7 +77,7 @@ def test_every_operation_over_gloo() -> None:
 
 def receive_in_any_order() -> list[int]:
     """Receives end when their message comes, not in the order they were posted."""
-    lane = connect(None, timeout_s=60)
+    lane = connect(None, timeout_s=60, silence_s=10)
     assert lane is not None
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     order: list[int] = []
@@ -92,7 +92,7 @@ def receive_in_any_order() -> list[int]:
         for number, tag in enumerate((2, 0, 3, 1)):
             lane.exchange(send=torch.ones(1), to=0, tag=tag).wait()
             lane.exchange(recv=torch.empty(1), source=0, tag=10 + number).wait()
-    lane.all_reduce_(torch.zeros(1)).wait()
+    total(lane, torch.zeros(1)).wait()
     lane.close()
     return order
 

@@ -24,9 +24,9 @@ from thinwire.bench.systems import Ours, System, family_of
 from thinwire.engine.link import Link
 from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.events import StepTimed
+from thinwire.lab.calibrate import CpuLoad
 from thinwire.lab.control import Control
 from thinwire.lab.emulate import EmulatedModel
-from thinwire.lab.load import CpuLoad
 from thinwire.lab.nets import parse_net
 from thinwire.lab.network import sent_by_this_host
 from thinwire.timings import GridCell

@@ -19,8 +19,7 @@ from thinwire.bench.tables import AccuracyRow, Table, accuracy_rows, accuracy_ta
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, StepTimed, read_events
 from thinwire.hosts.description import Description, Host
-from thinwire.lab.namespaces import enter_command
-from thinwire.lab.run import Job
+from thinwire.lab.run import Job, enter_command
 from thinwire.lab.run import run as run_lab
 from thinwire.recipes import registry
 from thinwire.recipes.follow import RunState, explain, follow

@@ -145,17 +145,15 @@ def _play_sizes(
     jitter: float,
 ) -> list[dict[str, Any]]:
     """Step times of `net` with every strategy on all `hosts`, from sizes alone."""
+    from thinwire.simulate.clock import ComputeModel
     from thinwire.simulate.network import Network
-    from thinwire.simulate.pace import Compute
     from thinwire.simulate.sizes import step_times
-    from thinwire.simulate.worker import ComputeModel
 
     built = {text: strategies.from_text(text) for text in texts}
     shapes = [shape for layer in net.layers for shape in layer.shapes]
     layer_shares = zip(net.layers, net.shares(), strict=True)
     shares = [share / len(layer.shapes) for layer, share in layer_shares for _ in layer.shapes]
-    compute = Compute(forward_s=net.forward_s, backward_s=net.backward_s)
-    model = ComputeModel(compute=compute, shares=tuple(shares))
+    model = ComputeModel(forward_s=net.forward_s, backward_s=net.backward_s, shares=tuple(shares))
     rows = []
     for description, (text, strategy) in product(hosts, built.items()):
         began_s, workers = time.monotonic(), len(description.hosts)

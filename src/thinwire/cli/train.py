@@ -17,9 +17,18 @@ from thinwire.cli.output import columns, note, results_folder
 from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError, check
 from thinwire.events import FOLDER, Event, plain
+from thinwire.files import locked
 from thinwire.recipes import registry
 from thinwire.recipes.config import FILE, RunConfig, resolve
-from thinwire.recipes.follow import FinishedRun, RunState, curves, run_local, tensorboard_writer, written
+from thinwire.recipes.follow import (
+    FinishedRun,
+    RunState,
+    curves,
+    lock_name,
+    run_local,
+    tensorboard_writer,
+    written,
+)
 from thinwire.recipes.worker import work
 from thinwire.units import as_bytes, as_duration, as_metric, as_percent, count
 
@@ -131,7 +140,11 @@ def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> F
     out.mkdir(parents=True, exist_ok=True)
     began_s, state = time.monotonic(), RunState(config.workers)
     view = LineView(_title(out, config)) if rank == 0 else None
-    with written(out, config, state) if rank == 0 else nullcontext(), _curves(out, tensorboard) as draw:
+    with (
+        locked(out, lock_name(rank)),
+        written(out, config, state) if rank == 0 else nullcontext(),
+        _curves(out, tensorboard) as draw,
+    ):
 
         def watch(event: Event) -> None:
             draw(event)

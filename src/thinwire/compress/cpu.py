@@ -14,7 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import COUNT, HEADER_WORDS, PASSED
+from thinwire.compress.sparse import COUNT, HEADER_WORDS, PASSED
+
+Array = np.ndarray[Any, Any]
+Pair = tuple[Array, Array]
+"""Indices and values of sparse entries."""
 
 _BLOCK = 128
 """Numbers that are looked at one by one if the largest of them is above the threshold."""
@@ -45,21 +49,14 @@ def accumulate_select(
     direct = gradient.dtype == residual.dtype and gradient.is_contiguous()
     step = residual.numel() if direct else min(residual.numel(), _CHUNK)
     converted = residual.new_empty(0 if direct else step)
+    marks, out = (magnitude, limit, infinity), (index.numpy(), value.numpy())
     count, passed = 0, 0
     for start in range(0, residual.numel(), step):
         added, sums = gradient[start : start + step], residual[start : start + step]
         if not direct:
             added = converted[: added.numel()].copy_(added)
-        count, new = _accumulate_select(
-            added.numpy(),
-            sums.numpy(),
-            sums.view(integer).numpy(),
-            (magnitude, limit, infinity),
-            start,
-            count,
-            index.numpy(),
-            value.numpy(),
-        )
+        both = sums.numpy(), sums.view(integer).numpy()
+        count, new = _accumulate_select(added.numpy(), both, marks, start, count, out)
         if count < 0:
             break
         passed += new
@@ -68,16 +65,9 @@ def accumulate_select(
 
 @_compile
 def _accumulate_select(
-    gradient: np.ndarray[Any, Any],
-    residual: np.ndarray[Any, Any],
-    bits: np.ndarray[Any, Any],
-    marks: tuple[int, int, int],
-    offset: int,
-    count: int,
-    index: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
+    gradient: Array, sums: Pair, marks: tuple[int, int, int], offset: int, count: int, out: Pair
 ) -> tuple[int, int]:
-    magnitude, limit, infinity = marks
+    (residual, bits), (magnitude, limit, infinity), (index, value) = sums, marks, out
     narrow = bits.dtype.type  # Numba would go on in int64, with half as many numbers at a time
     passed = 0
     for start in range(0, residual.size, _BLOCK):
@@ -108,28 +98,20 @@ def _integer(data: Tensor) -> torch.dtype:
     return torch.int32 if data.dtype == torch.float32 else torch.int64
 
 
-def split_largest(index: Tensor, value: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_largest(index: Tensor, value: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
     """Index and value of the k entries of largest magnitude (ties: the first), then of the others."""
     bits = value.view(_integer(value))
     sizes = min(k, index.numel()), max(0, index.numel() - k)
-    parts = [like.new_empty(size) for size in sizes for like in (index, value)]
-    arrays = [tensor.numpy() for tensor in (index, value, bits, *parts)]
-    _split_largest(*arrays, torch.iinfo(bits.dtype).max, 8 * value.itemsize - 1 - _DIGIT)
-    return parts[0], parts[1], parts[2], parts[3]
+    parts = [(index.new_empty(size), value.new_empty(size)) for size in sizes]
+    entries, kept, others = ((i.numpy(), v.numpy()) for i, v in ((index, value), *parts))
+    last_shift = 8 * value.itemsize - 1 - _DIGIT
+    _split_largest(entries, bits.numpy(), kept, others, torch.iinfo(bits.dtype).max, last_shift)
+    return parts
 
 
 @_compile
-def _split_largest(
-    index: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
-    bits: np.ndarray[Any, Any],
-    kept_index: np.ndarray[Any, Any],
-    kept_value: np.ndarray[Any, Any],
-    other_index: np.ndarray[Any, Any],
-    other_value: np.ndarray[Any, Any],
-    magnitude: int,
-    shift: int,
-) -> None:
+def _split_largest(entries: Pair, bits: Array, kept: Pair, others: Pair, magnitude: int, shift: int) -> None:
+    (index, value), (kept_index, kept_value), (other_index, other_value) = entries, kept, others
     # The magnitude of the k-th largest, digit by digit; what is left of `missing` are those equal to it.
     missing, known, mask = kept_index.size, 0, 0
     last = (1 << _DIGIT) - 1
@@ -149,7 +131,7 @@ def _split_largest(
         if shift == 0:
             break
         shift = max(0, shift - _DIGIT)
-    kept, others = 0, 0
+    num_kept, num_others = 0, 0
     for i in range(bits.size):
         size = bits[i] & magnitude
         keep = size > known
@@ -157,25 +139,19 @@ def _split_largest(
             missing -= 1
             keep = True
         if keep:
-            kept_index[kept] = index[i]
-            kept_value[kept] = value[i]
-            kept += 1
+            kept_index[num_kept] = index[i]
+            kept_value[num_kept] = value[i]
+            num_kept += 1
         else:
-            other_index[others] = index[i]
-            other_value[others] = value[i]
-            others += 1
+            other_index[num_others] = index[i]
+            other_value[num_others] = value[i]
+            num_others += 1
 
 
 @_compile
-def merge(
-    a_index: np.ndarray[Any, Any],
-    a_value: np.ndarray[Any, Any],
-    b_index: np.ndarray[Any, Any],
-    b_value: np.ndarray[Any, Any],
-    index: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
-) -> int:
-    """The sum of two sparse vectors into `index` and `value`; how many entries it has."""
+def merge(first: Pair, second: Pair, out: Pair) -> int:
+    """The sum of two sparse vectors into `out`; how many entries it has."""
+    (a_index, a_value), (b_index, b_value), (index, value) = first, second, out
     a, b, count = 0, 0, 0
     while a < a_index.size and b < b_index.size:
         from_a, from_b = a_index[a], b_index[b]
@@ -207,51 +183,37 @@ def merge(
 def merge_messages_(
     messages: tuple[Tensor, Tensor], values: tuple[Tensor, Tensor], capacity: int, share: tuple[int, int]
 ) -> tuple[Tensor, Tensor] | None:
-    """What `thinwire.compress.sparse.merge_messages_` does; None, and nothing done, if one has no entries
-    because a number was not finite."""
-    (message, other), (value, other_value) = (tuple(t.numpy() for t in pair) for pair in (messages, values))
-    sums = np.empty(2 * capacity, value.dtype)
-    num_bits = 8 * value.itemsize
-    bits = sums.view(f"i{value.itemsize}")
-    rest = torch.empty(capacity, dtype=torch.int32), values[0].new_empty(capacity)
-    room = sums, bits, rest[0].numpy(), rest[1].numpy()
-    marks = capacity, *share, (1 << (num_bits - 1)) - 1, num_bits - 1 - _DIGIT
-    count = _merge_messages(message, value, other, other_value, room, marks)
-    return None if count < 0 else (rest[0][:count], rest[1][:count])
+    """What `sparse.merge_messages_` does; None, and nothing done, if one of them is not finite."""
+    own, other = ((message.numpy(), value.numpy()) for message, value in zip(messages, values, strict=True))
+    sums = np.empty(2 * capacity, own[1].dtype)
+    bits = sums.view(f"i{sums.itemsize}")
+    index, value = torch.empty(capacity, dtype=torch.int32), values[0].new_empty(capacity)
+    marks = capacity, *share, np.iinfo(bits.dtype).max, 8 * sums.itemsize - 1 - _DIGIT
+    count = _merge_messages(own, other, (sums, bits), (index.numpy(), value.numpy()), marks)
+    return None if count < 0 else (index[:count], value[:count])
 
 
 @_compile
 def _merge_messages(
-    message: np.ndarray[Any, Any],
-    value: np.ndarray[Any, Any],
-    other: np.ndarray[Any, Any],
-    other_value: np.ndarray[Any, Any],
-    room: tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]],
-    marks: tuple[int, int, int, int, int],
+    own: Pair, theirs: Pair, room: Pair, rest: Pair, marks: tuple[int, int, int, int, int]
 ) -> int:
-    sums, bits, rest_index, rest_value = room
+    (message, value), (other, other_value), (sums, bits), (rest_index, rest_value) = own, theirs, room, rest
     capacity, place, block, magnitude, shift = marks
     own_count, other_count = message[COUNT], other[COUNT]
     if own_count < 0 or other_count < 0:
         return -1
     index = np.empty(sums.size, np.int32)
     count = merge(
-        message[HEADER_WORDS : HEADER_WORDS + own_count],
-        value[:own_count],
-        other[HEADER_WORDS : HEADER_WORDS + other_count],
-        other_value[:other_count],
-        index,
-        sums,
+        (message[HEADER_WORDS : HEADER_WORDS + own_count], value[:own_count]),
+        (other[HEADER_WORDS : HEADER_WORDS + other_count], other_value[:other_count]),
+        (index, sums),
     )
     kept = min(count, capacity)
     _split_largest(
-        index[:count],
-        sums[:count],
+        (index[:count], sums[:count]),
         bits[:count],
-        message[HEADER_WORDS : HEADER_WORDS + kept],
-        value[:kept],
-        rest_index[: count - kept],
-        rest_value[: count - kept],
+        (message[HEADER_WORDS : HEADER_WORDS + kept], value[:kept]),
+        (rest_index[: count - kept], rest_value[: count - kept]),
         magnitude,
         shift,
     )

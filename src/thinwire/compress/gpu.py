@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from thinwire.compress.layout import SparseLayout
-from thinwire.compress.sparse import index_part, value_part
+from thinwire.compress.sparse import SparseLayout, index_part, value_part
 
 _BLOCK = 2048
 """Numbers that one program of the first kernel looks at; their places in it fit into int16."""
@@ -34,37 +33,17 @@ def accumulate_select(
     places = residual.new_empty(num_blocks * _BLOCK, dtype=torch.int16)
     counts = residual.new_empty(num_blocks, dtype=torch.int32)
     spoilt = residual.new_zeros(1, dtype=torch.int32)
-    value = value_part(message, layout)
-    rounded = layout.values == "bf16"
+    notes = places, counts, spoilt
+    index, value, rounded = index_part(message, layout), value_part(message, layout), layout.values == "bf16"
+    bits = value.view(torch.int16) if rounded else value
+    constants = {"BLOCK": _BLOCK, "TILE": _TILE, "SLOTS": _SLOTS, "ROUNDED": rounded}
     with torch.cuda.device_of(residual):  # Triton starts kernels on the current device
         _accumulate[(num_blocks,)](
-            gradient,
-            gradient.stride(0),
-            residual,
-            numel,
-            threshold,
-            places,
-            counts,
-            spoilt,
-            BLOCK=_BLOCK,
-            num_warps=_WARPS,
+            gradient, gradient.stride(0), residual, numel, threshold, *notes, BLOCK=_BLOCK, num_warps=_WARPS
         )
         ends = counts.cumsum(0, dtype=torch.int32)
         _move[(triton.cdiv(num_blocks, _TILE),)](
-            residual,
-            places,
-            counts,
-            ends,
-            num_blocks,
-            spoilt,
-            message,
-            index_part(message, layout),
-            value.view(torch.int16) if rounded else value,
-            layout.capacity,
-            BLOCK=_BLOCK,
-            TILE=_TILE,
-            SLOTS=_SLOTS,
-            ROUNDED=rounded,
+            residual, *notes, ends, num_blocks, message, index, bits, layout.capacity, **constants
         )
 
 
@@ -102,9 +81,9 @@ def _move_kernel(
     residual: tl.tensor,
     places: tl.tensor,
     counts: tl.tensor,
+    spoilt: tl.tensor,
     ends: tl.tensor,
     num_blocks: tl.tensor,
-    spoilt: tl.tensor,
     message: tl.tensor,
     index: tl.tensor,
     value: tl.tensor,

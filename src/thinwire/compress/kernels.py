@@ -31,12 +31,7 @@ def _load(module: str, package: str, install: str) -> ModuleType | None:
         importlib.import_module(package)
         return importlib.import_module(f"thinwire.compress.{module}")
     except Exception as error:  # noqa: BLE001  # Numba fails in its own ways where a script replaced `print`
-        absent = isinstance(error, ImportError)
-        _log.warning(
-            "selecting gradients in plain torch, which takes several times as long as with %s (%s: %s): %s",
-            package,
-            type(error).__name__,
-            str(error).partition("\n")[0],
-            install if absent else f"import {package} first thing in the script",
-        )
+        slow = "selecting gradients in plain torch, which takes several times as long as with %s (%s: %s): %s"
+        remedy = install if isinstance(error, ImportError) else f"import {package} first thing in the script"
+        _log.warning(slow, package, type(error).__name__, str(error).partition("\n")[0], remedy)
         return None

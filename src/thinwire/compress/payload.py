@@ -7,19 +7,43 @@ over several messages nothing is lost that was too small for one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from thinwire.compress.sizes import BLOCK, SCALE_BYTES, Payload, num_blocks, payload_bytes
+Payload = Literal["fp32", "bf16", "int8"]
+"""From the finest to the coarsest. "fp32" leaves numbers as they are, whatever the model's dtype is."""
 
+BLOCK = 512
+"""Numbers that share one scale in int8."""
+SCALE_BYTES = 4
+ALIGN_BYTES = 8
+"""A payload takes a multiple of this, so that several of them in one message can be read in place."""
 _LARGEST = 127
 
 
-def empty_message(num_bytes: int, like: Tensor) -> Tensor:
-    """Bytes on the device of `like`."""
-    return torch.empty(num_bytes, dtype=torch.uint8, device=like.device)
+def bits(payload: Payload) -> int:
+    """Of one number, scales left out."""
+    return {"fp32": 32, "bf16": 16, "int8": 8}[payload]
+
+
+def payload_bytes(payload: Payload, numel: int, itemsize: int) -> int:
+    """Bytes that `numel` numbers of `itemsize` bytes become.
+
+    >>> payload_bytes("fp32", 1000, 4), payload_bytes("bf16", 1000, 4), payload_bytes("int8", 1000, 4)
+    (4000, 2000, 1008)
+    """
+    if payload == "int8":
+        num_bytes = numel + SCALE_BYTES * num_blocks(numel)
+    else:
+        num_bytes = numel * (itemsize if payload == "fp32" else 2)
+    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def num_blocks(numel: int) -> int:
+    """Scales that int8 needs."""
+    return -(-numel // BLOCK)
 
 
 @torch.no_grad()
@@ -87,8 +111,3 @@ def _int8_parts(message: Tensor, numel: int) -> tuple[Tensor, Tensor]:
     codes_at = SCALE_BYTES * num_blocks(numel)
     assert message.numel() == payload_bytes("int8", numel, 1), "a message of another size"
     return message[:codes_at].view(torch.float32), message[codes_at : codes_at + numel].view(torch.int8)
-
-
-def plain(numbers: Sequence[float]) -> Tensor:
-    """A few numbers as they are, on the CPU."""
-    return torch.tensor(numbers, dtype=torch.float64)

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import COUNT, HEADER_WORDS, PASSED, SparseLayout
-from thinwire.compress.sparse import Sparse, value_part
+from thinwire.compress.sparse import COUNT, HEADER_WORDS, PASSED, Sparse, SparseLayout, value_part
 
 
 def deal_(
@@ -37,8 +36,7 @@ def collect(rows: Tensor, layout: SparseLayout) -> Sparse:
     """The entries of all rows, row after row; an index may be there several times."""
     index_rows, value_rows = _parts(rows, layout)
     there = torch.arange(layout.capacity, device=rows.device) < rows[:, COUNT, None]
-    wide = torch.float32 if layout.itemsize == 4 else torch.float64
-    return Sparse(index_rows[there], value_rows[there].to(wide))
+    return Sparse(index_rows[there], value_rows[there].to(layout.dtype))
 
 
 def add_up(entries: Sparse) -> Sparse:
@@ -50,8 +48,7 @@ def add_up(entries: Sparse) -> Sparse:
 
 
 def even_starts(index: Tensor, count: int) -> list[int]:
-    """Where `count` regions have to begin for all to have as many of these indices, which are ascending; none
-    if there are fewer indices than regions."""
+    """Where `count` regions begin that have equally many of these ascending indices; none if too few."""
     if index.numel() < count:
         return []
     places = torch.arange(1, count, device=index.device) * index.numel() // count

@@ -16,14 +16,18 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.kernels import cpu_kernels, gpu_kernels
-from thinwire.compress.layout import COUNT, LARGEST_INDEX, NOT_FINITE, PASSED, SparseLayout
 from thinwire.compress.sparse import (
+    COUNT,
+    LARGEST_INDEX,
+    NOT_FINITE,
+    PASSED,
     Sparse,
+    SparseLayout,
     add_,
     index_part,
     keep_largest,
     largest_mask,
-    merge_largest,
+    merge,
     merge_messages_,
     new_message,
     read,
@@ -32,28 +36,19 @@ from thinwire.compress.sparse import (
 )
 from thinwire.errors import NumericError
 
-NameAt = Callable[[int], str]
-"""The name of the parameter that an element of a bucket belongs to."""
-
 _SAMPLE = 1 << 16
 """Numbers looked at to guess a threshold from below; where there are not more, there is nothing to gain."""
 
 
 @torch.no_grad()
 def select_(
-    gradient: Tensor,
-    residual: Tensor,
-    threshold: float | Tensor,
-    message: Tensor,
-    layout: SparseLayout,
-    *,
-    name_at: NameAt | None = None,
+    gradient: Tensor, residual: Tensor, threshold: float | Tensor, message: Tensor, layout: SparseLayout
 ) -> None:
     """residual += gradient; what is then larger than `threshold` moves from the residual to the message.
 
     Entries come in order of their index; if there are more than the message has room for, the last ones stay
-    in the residual. Zeros are never selected. A NaN or an infinity raises NumericError and spoils the
-    residual; on a GPU the message says so instead, and `read` raises.
+    in the residual. Zeros are never selected. A NaN or an infinity spoils the residual; the message then
+    says so, and `read` raises.
     """
     assert gradient.shape == residual.shape == (residual.numel(),), "both are flat, and of one size"
     assert residual.is_contiguous(), "the residual is contiguous"
@@ -73,9 +68,7 @@ def select_(
         count, passed = accumulate_select_torch(gradient, residual, threshold, index, exact)
     message[COUNT] = count
     message[PASSED] = passed
-    if count == NOT_FINITE:
-        refuse(residual, name_at)
-    if layout.values == "bf16":
+    if layout.values == "bf16" and count != NOT_FINITE:
         _round_(value[:count], Sparse(index[:count], exact[:count]), residual)
 
 
@@ -98,25 +91,17 @@ def accumulate_select_torch(
 
 @torch.no_grad()
 def select_largest_(
-    gradient: Tensor,
-    residual: Tensor,
-    k: int,
-    message: Tensor,
-    layout: SparseLayout,
-    *,
-    name_at: NameAt | None = None,
+    gradient: Tensor, residual: Tensor, k: int, message: Tensor, layout: SparseLayout
 ) -> None:
-    """As `select_`, but exactly the k largest, or all if there are fewer; of equal ones those of lower index.
-
-    Always raises at once what `select_` on a GPU leaves to `read`.
-    """
+    """As `select_`, but exactly the k largest, or all there are; of equal ones those of lower index."""
     k = min(k, residual.numel())
     assert 1 <= k <= layout.capacity, "a message has room for at least one, and for all that are selected"
     wide = SparseLayout(capacity=max(2 * k, 1024), itemsize=residual.itemsize)
     candidates = new_message(wide, residual)
-    select_(gradient, residual, _below(gradient, residual, k), candidates, wide, name_at=name_at)
+    select_(gradient, residual, _below(gradient, residual, k), candidates, wide)
     if int(candidates[COUNT]) == NOT_FINITE:
-        refuse(residual, name_at)
+        message[COUNT] = NOT_FINITE
+        return
     entries = read(candidates, wide)
     if k <= entries.index.numel() == int(candidates[PASSED]):
         entries, rest = keep_largest(entries, k)
@@ -156,12 +141,12 @@ def _round_(wire: Tensor, entries: Sparse, residual: Tensor) -> None:
     residual[entries.index] = entries.value - wire.to(residual.dtype)
 
 
-def refuse(residual: Tensor, name_at: NameAt | None = None) -> NoReturn:
-    """Raise the error that names the first number that is not finite."""
+def refuse(residual: Tensor, name_at: Callable[[int], str]) -> NoReturn:
+    """Raise the error that names the parameter of the first number that is not finite."""
     index = int((~residual.isfinite()).nonzero()[0])
-    where = f"the gradient of {name_at(index)}" if name_at else f"element {index} of the gradient"
+    value = float(residual[index])
     raise NumericError(
-        f"{where} is {float(residual[index])}, and what is not finite cannot be kept for later steps",
+        f"the gradient of {name_at(index)} is {value}, and what is not finite cannot be kept for later steps",
         hint="lower the learning rate, clip gradients, or train in float32 or bfloat16 instead of float16",
     )
 
@@ -174,5 +159,5 @@ def prepare(like: Tensor) -> None:
     select_(zeros, zeros.clone(), 1.0, message, layout)
     message = message.cpu()  # on a GPU too, messages are merged by the host
     entries = read(message, layout)
-    merge_largest(entries, entries, 1)
+    keep_largest(merge(entries, entries), 1)
     merge_messages_(message, message.clone(), layout, share=(0, 1))

@@ -1,15 +1,72 @@
-"""Sparse vectors: in and out of messages, merged, cut to the largest, added to dense ones."""
+"""Sparse vectors: in and out of messages, merged, cut to the largest, added to dense ones.
+
+A message is int32 words: a header of two, the indices, the values; each part begins at a multiple of 8 bytes.
+It always has room for the same number of entries and says in its first word how many there are, so that
+workers need not tell each other sizes first.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from thinwire.compress.kernels import cpu_kernels
-from thinwire.compress.layout import COUNT, HEADER_WORDS, NOT_FINITE, PASSED, SparseLayout
-from thinwire.errors import NumericError
+from thinwire.errors import NumericError, check, check_one_of
+
+Values = Literal["fp32", "bf16"]
+"""What a value looks like. "fp32" leaves it as it is, also in a float64 model."""
+
+COUNT = 0
+"""The word that says how many entries are in the message, or NOT_FINITE."""
+PASSED = 1
+"""The word that says how many were above the threshold; those without room stayed in the residual."""
+HEADER_WORDS = 2
+NOT_FINITE = -1
+"""A count that says: a NaN or an infinity was met, there are no entries."""
+
+LARGEST_INDEX = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparseLayout:
+    """Where things lie in a sparse message; the same at both ends.
+
+    >>> SparseLayout(capacity=1000).num_bytes, SparseLayout(capacity=1000, values="bf16").num_bytes
+    (8008, 6008)
+    """
+
+    capacity: int
+    """Entries a message has room for."""
+    values: Values = "fp32"
+    itemsize: int = 4
+    """Bytes of a number in the residual."""
+
+    def __post_init__(self) -> None:
+        check(self.capacity >= 1, "capacity", "at least 1", self.capacity)
+        check_one_of("values", self.values, ("fp32", "bf16"))
+        check_one_of("itemsize", self.itemsize, (4, 8))
+
+    @property
+    def values_at(self) -> int:
+        """The word at which values begin."""
+        return HEADER_WORDS + self.capacity + self.capacity % 2
+
+    @property
+    def num_words(self) -> int:
+        value_bytes = self.capacity * (self.itemsize if self.values == "fp32" else 2)
+        return self.values_at + -(-value_bytes // 8) * 2
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of numbers in the residual."""
+        return torch.float32 if self.itemsize == 4 else torch.float64
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self.num_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +103,7 @@ def index_part(message: Tensor, layout: SparseLayout) -> Tensor:
 def value_part(message: Tensor, layout: SparseLayout) -> Tensor:
     """Where values lie, as they look on the wire: a view, as long as the capacity."""
     assert message.numel() == layout.num_words, "a message of another layout"
-    wide = torch.float32 if layout.itemsize == 4 else torch.float64
-    dtype = wide if layout.values == "fp32" else torch.bfloat16
+    dtype = layout.dtype if layout.values == "fp32" else torch.bfloat16
     return message[layout.values_at :].view(dtype)[: layout.capacity]
 
 
@@ -59,9 +115,7 @@ def read(message: Tensor, layout: SparseLayout) -> Sparse:
             "a worker met NaN or infinity in its gradients and sent none",
             hint="the error on that worker names the parameter; lower the learning rate or clip gradients",
         )
-    value = value_part(message, layout)[:count]
-    if layout.values == "bf16":
-        value = value.to(torch.float32 if layout.itemsize == 4 else torch.float64)
+    value = value_part(message, layout)[:count].to(layout.dtype)
     return Sparse(index_part(message, layout)[:count], value)
 
 
@@ -90,35 +144,26 @@ def merge_messages_(
         rest = kernels.merge_messages_((message, other), values, layout.capacity, share)
         if rest is not None:
             return Sparse(*rest)
-    kept, dropped = merge_largest(read(message, layout), read(other, layout), layout.capacity)
+    kept, dropped = keep_largest(merge(read(message, layout), read(other, layout)), layout.capacity)
     passed = message[PASSED] + other[PASSED]
     write_(message, layout, kept)
     message[PASSED] = passed
     if layout.values == "bf16":
         dropped = merge(dropped, Sparse(kept.index, kept.value - read(message, layout).value))
-    return _share_of(dropped, *share)
-
-
-def _share_of(entries: Sparse, place: int, block: int) -> Sparse:
-    return _where(entries.index % block == place, entries)
+    place, block = share
+    return _where(dropped.index % block == place, dropped)
 
 
 # -- arithmetic -----------------------------------------------------------------------------------
 
 
-def empty_sparse(like: Tensor) -> Sparse:
-    """No entries; values of the dtype and on the device of `like`."""
-    return Sparse(torch.empty(0, dtype=torch.int32, device=like.device), like.new_empty(0))
-
-
 def merge(a: Sparse, b: Sparse) -> Sparse:
     """The sum of two sparse vectors."""
     if kernels := cpu_kernels(a.value):
-        index = torch.empty(a.index.numel() + b.index.numel(), dtype=torch.int32)
-        value = a.value.new_empty(index.numel())
-        arrays = [t.numpy() for t in (a.index, a.value, b.index, b.value, index, value)]
-        count = kernels.merge(*arrays)
-        return Sparse(index[:count], value[:count])
+        numel = a.index.numel() + b.index.numel()
+        out = Sparse(a.index.new_empty(numel), a.value.new_empty(numel))
+        count = kernels.merge(*((each.index.numpy(), each.value.numpy()) for each in (a, b, out)))
+        return Sparse(out.index[:count], out.value[:count])
     return merge_torch(a, b)
 
 
@@ -137,15 +182,10 @@ def keep_largest(entries: Sparse, k: int) -> tuple[Sparse, Sparse]:
     """The k entries of largest magnitude, and the others; of equal ones those of lower index are kept."""
     k = max(0, k)
     if kernels := cpu_kernels(entries.value):
-        parts: tuple[Tensor, ...] = kernels.split_largest(entries.index, entries.value, k)
-        return Sparse(*parts[:2]), Sparse(*parts[2:])
+        kept, others = kernels.split_largest(entries.index, entries.value, k)
+        return Sparse(*kept), Sparse(*others)
     keep = largest_mask(entries.value, k)
     return _where(keep, entries), _where(~keep, entries)
-
-
-def merge_largest(a: Sparse, b: Sparse, k: int) -> tuple[Sparse, Sparse]:
-    """The k largest entries of the sum, and the others."""
-    return keep_largest(merge(a, b), k)
 
 
 def without(entries: Sparse, index: Tensor) -> Sparse:

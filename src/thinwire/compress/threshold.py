@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import PASSED
 from thinwire.compress.select import magnitudes
+from thinwire.compress.sparse import PASSED
 
 SAMPLE = 1 << 15
 """Numbers of a bucket that are looked at, in equal distances."""

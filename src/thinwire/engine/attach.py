@@ -25,18 +25,20 @@ from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
 from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
-from thinwire.errors import check, check_count, check_one_of, check_seconds
-from thinwire.strategies.base import Strategy
+from thinwire.errors import UsageError, check, check_count, check_one_of, check_seconds
+from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.process_group import connect
+from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
 
 _log = logging.getLogger(__name__)
 
 
-TIMEOUT_S = 300.0
+TIMEOUT_S = 1800.0
 MOST_BUCKET_BYTES = 25 << 20
 LEAST_BUCKET_BYTES = 512 << 10
 """A bucket costs each worker about a millisecond of its processor, whatever its size."""
@@ -54,6 +56,7 @@ def attach(
     bucket_bytes: int | None = None,
     buffers: BufferPolicy = "rank0",
     timeout_s: float = TIMEOUT_S,
+    silence_s: float = SILENCE_S,
     num_steps: int | None = None,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
@@ -77,6 +80,8 @@ def attach(
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
+        silence_s: a worker that is not heard of for this long is lost; raise it where code holds the
+            interpreter's lock for many seconds at a time.
         num_steps: optimizer steps that the training will make, if known: a strategy that needs more of them
             says so now, and not when it is detached.
 
@@ -96,12 +101,14 @@ def attach(
     if bucket_bytes is not None:
         check_count("bucket_bytes", bucket_bytes, "bytes")
     check_seconds("timeout_s", timeout_s)
+    check_seconds("silence_s", silence_s)
+    check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
     if num_steps is not None:
         check_count("num_steps", num_steps, "steps")
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        lane: Lane = connect(process_group, timeout_s) or LocalWorld(1).lane(0)
+        lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
     else:
         lane = process_group
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
@@ -127,6 +134,14 @@ def attach(
 def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
     """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
     named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
+    sparse = sparse_parameters(core.model) if overrides(core.strategy, "reduce") else set()
+    rows = [SparseRows(name, p) for name, p in named if name in sparse]
+    if rows and core.strategy.overlap == "forward":
+        raise UsageError(
+            f"overlap='forward' cannot send sparse gradients, as {rows[0].name} has",
+            hint="use AllReduce(overlap='backward'), or make the embedding with sparse=False",
+        )
+    named = [(name, p) for name, p in named if name not in sparse]
     end_bytes = 0
     if bucket_bytes is None:
         model_bytes = sum(local(p).nbytes for _, p in named)
@@ -136,7 +151,7 @@ def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> 
     buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
     ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
     give_optimizer_state(buckets, core.optimizers)
-    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes)
+    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes, rows)
 
 
 def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:

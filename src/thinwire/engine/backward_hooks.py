@@ -53,7 +53,15 @@ class BackwardHooks:
     with a parameter that this pass does not use is never full.
     """
 
-    def __init__(self, buckets: Sequence[ParameterBucket], listener: Listener, *, announce: bool) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[ParameterBucket],
+        listener: Listener,
+        *,
+        announce: bool,
+        others: Sequence[Tensor] = (),
+    ) -> None:
+        """`others`: parameters that are in no bucket, but show that a pass is under way."""
         self.active = True
         """False inside no_sync: gradients only accumulate."""
         self.check: Callable[[], None] = lambda: None
@@ -61,6 +69,7 @@ class BackwardHooks:
         self._buckets = buckets
         self._listener = listener
         self._announce = announce
+        self._others = others
         self._slots = [
             [_Slot(bucket, place, copies) for place, copies in enumerate(bucket.takes)] for bucket in buckets
         ]
@@ -77,6 +86,8 @@ class BackwardHooks:
             for parameter, slot in zip(bucket.parameters, slots, strict=True):
                 handle = parameter.register_post_accumulate_grad_hook(partial(self._arrived, slot))
                 self._handles.append(handle)
+        for parameter in self._others:
+            self._handles.append(parameter.register_post_accumulate_grad_hook(self._other_arrived))
 
     def unhook(self) -> None:
         for handle in self._handles:
@@ -104,6 +115,10 @@ class BackwardHooks:
             if missing[bucket.place] == 0:
                 self._full += 1
                 self._listener.bucket_is_full(bucket.place)
+
+    def _other_arrived(self, _: Tensor) -> None:
+        if self.active:
+            self._enter()
 
     def _enter(self) -> None:
         """Notice which pass and graph this is, and ask to be called when the graph ends."""

@@ -9,14 +9,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.engine import dcp, folders
-from thinwire.engine.folders import Manifest, Saver
+from thinwire.engine import folders, tensors
+from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
-from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica
+from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica, mean
+from thinwire.engine.saver import Saver
 from thinwire.errors import DataError, ThinwireError, UsageError, check
+from thinwire.files import lock, unlock
 
 SEE_S = 10.0
 """Seconds a worker looks for what another one has written: a network file system may be slow to show it."""
@@ -56,7 +58,7 @@ class Checkpoint:
         keep: int = 2,
         **parts: Part,
     ) -> None:
-        """Look into `folder`, and remove what a killed run has left half saved there.
+        """Hold `folder` until `close`, and remove what a killed run has left half saved there.
 
         Args:
             folder: on a disk that all workers share.
@@ -72,7 +74,9 @@ class Checkpoint:
         model = getattr(model, "_orig_mod", model)
         self.folder = Path(folder)
         self.parts: dict[str, Part] = {"link": link, "random": Random(model, link.rank)}
-        if link.strategy.replicas_agree:
+        if link.has_groups:
+            self.parts["split"] = Replica(model, optimizer)
+        elif link.strategy.replicas_agree:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
             self.parts["replica"] = Replica(model, optimizer)
@@ -87,6 +91,8 @@ class Checkpoint:
             "parts": ", ".join(sorted(self.parts)),
         }
         self._loaded = False
+        self._lock: int | None = None
+        """Held by rank 0."""
         self._saver = Saver(self.folder, link, self._about, nonce=self._open(), keep=keep)
 
     def _open(self) -> str:
@@ -95,6 +101,7 @@ class Checkpoint:
         with self._together():
             if self._link.rank == 0:
                 self.folder.mkdir(parents=True, exist_ok=True)
+                self._lock = lock(self.folder)
                 folders.sweep(self.folder)
                 latest = next((path.name for path in reversed(folders.whole(self.folder))), "")
                 (self.folder / f"step-0.probe-{nonce}").mkdir()
@@ -124,40 +131,57 @@ class Checkpoint:
         DataError, on all workers and before anything is changed, if it is damaged or of another training.
         With another number of workers, parts that each worker has of its own are resized.
         """
-        self._loaded = True
-        if self._latest is None:
-            return None
-        path = self._latest
-        with self._together():
-            manifest = folders.read_manifest(path)
-            folders.compare(path, manifest.about, self._about)
-            states = self._read(path, manifest)
-        with self._together():
-            for name, part in self.parts.items():
-                try:
-                    if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
-                        part.resize(states[name])
-                    else:
-                        part.load_state_dict(states[name][0])
-                except (RuntimeError, ValueError, KeyError, TypeError, IndexError) as error:
-                    raise DataError(f"{name} of {path} does not fit: {error}") from error
+        path, manifest = self._latest, None
+        if path is not None:
+            with self._together():
+                manifest = folders.read_manifest(path)
+                folders.compare(path, manifest.about, self._about)
+                states = self._read(path, manifest)
+            with self._together():
+                for name, part in self.parts.items():
+                    try:
+                        if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
+                            part.resize(states[name])
+                        else:
+                            part.load_state_dict(states[name][0])
+                    except ThinwireError:
+                        raise
+                    except Exception as error:  # whatever a part makes of numbers that are not its own
+                        raise DataError(f"{name} of {path} does not fit: {error}") from error
+        self._loaded = True  # only now: a checkpoint that cannot be read is not to be replaced
         return manifest
 
-    def _read(self, path: Path, manifest: Manifest) -> dict[str, list[dict[str, Any]]]:
+    def _read(self, path: Path, manifest: Manifest) -> dict[str, list[Any]]:
         """The states of every part: one if it is to be loaded, several if they are to be resized."""
         same = manifest.world_size == self._link.world_size
         ranks = [self._link.rank] if same else range(manifest.world_size)
-        names = [folders.COMMON, *map(folders.worker, ranks)]
-        for name in names:
-            folders.verify(path, manifest, name)
-        try:
-            common, *own = [dcp.read(path / name) for name in names]
-        except Exception as error:  # whatever unpickling may raise
-            raise folders.damaged(path, f"it cannot be read ({type(error).__name__}: {error})") from error
+        parts = {name for name, part in self.parts.items() if isinstance(part, OwnPart)}
+        common = folders.read_part(path, manifest, folders.COMMON, self.parts.keys() - parts)
+        own = [folders.read_part(path, manifest, folders.worker(rank), parts) for rank in ranks]
         return {
-            name: [each[name] for each in own] if isinstance(part, OwnPart) else [common[name]]
-            for name, part in self.parts.items()
+            name: [each[name] for each in own] if name in parts else [common[name]] for name in self.parts
         }
+
+    @staticmethod
+    def read_model(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
+        """The state dict of the model in the newest checkpoint of `folder`, for use without a link.
+
+        Of replicas that differ it is the mean. DataError if there is none, or it is damaged.
+        """
+        path = next(reversed(folders.whole(Path(folder))), None)
+        if path is None:
+            raise DataError(f"there is no checkpoint in {folder}", hint="name the folder that holds step-...")
+        manifest = folders.read_manifest(path)
+        parts = manifest.about.get("parts", "").split(", ")
+        if "split" in parts:
+            raise DataError(f"no worker holds the whole model of {path}", hint="load it with replica_ranks")
+        if "replica" in parts:
+            files = map(folders.worker, range(manifest.world_size))
+            saved = [folders.read_part(path, manifest, name, {"replica"})["replica"] for name in files]
+        else:
+            saved = [folders.read_part(path, manifest, folders.COMMON, {"model"})]
+        model: dict[str, Tensor] = mean([each["model"] for each in saved])
+        return model
 
     # -- saving -----------------------------------------------------------------------------------
 
@@ -166,6 +190,7 @@ class Checkpoint:
 
         Training waits here for a copy in memory, and for the save before this one if that is not done yet.
         """
+        check(step >= 0, "step", "0 or more", step)
         if self._latest is not None and not self._loaded:
             raise UsageError(
                 f"{self.folder} already holds {self._latest.name}, which saving would remove in the end",
@@ -174,10 +199,10 @@ class Checkpoint:
         self.wait()
         self._link.synchronize()
         everyones = {name: part for name, part in self.parts.items() if not isinstance(part, OwnPart)}
-        own = dcp.snapshot({n: part.state_dict() for n, part in self.parts.items() if n not in everyones})
+        own = tensors.snapshot({n: part.state_dict() for n, part in self.parts.items() if n not in everyones})
         common = None
         if self._link.rank == 0:
-            common = dcp.snapshot({name: part.state_dict() for name, part in everyones.items()})
+            common = tensors.snapshot({name: part.state_dict() for name, part in everyones.items()})
         self._saver.start(step, own, common)
 
     def wait(self) -> None:
@@ -185,8 +210,12 @@ class Checkpoint:
         self._saver.wait()
 
     def close(self) -> None:
-        """Wait until everything is saved."""
-        self.wait()
+        """Wait until everything is saved, and let other processes have the folder."""
+        try:
+            self.wait()
+        finally:
+            unlock(self._lock, self.folder)
+            self._lock = None
 
     def __enter__(self) -> Self:
         return self

@@ -23,6 +23,7 @@ from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.reducer import BackwardReducer
+from thinwire.engine.sparse_rows import SparseRows
 from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.traffic import Traffic
@@ -121,12 +122,19 @@ class Core:
         self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes = overrides(strategy, "mix")
 
-    def assemble(self, buckets: Sequence[ParameterBucket], ranks: Sequence[Ranks], piece_bytes: int) -> None:
-        """Start anew with these buckets, each with the ranks of its replicas."""
-        self.buckets = buckets
+    def assemble(
+        self,
+        buckets: Sequence[ParameterBucket],
+        ranks: Sequence[Ranks],
+        piece_bytes: int,
+        rows: Sequence[SparseRows] = (),
+    ) -> None:
+        """Start anew with these buckets, each with the ranks of its replicas, and sparse gradients beside
+        them."""
+        self.buckets, self.rows = buckets, rows
         self.groups = []
         self._group_of: dict[int, ReplicaGroup] = {}
-        for key in dict.fromkeys(ranks):
+        for key in dict.fromkeys(ranks or [None]):
             mine = [bucket for bucket, each in zip(buckets, ranks, strict=True) if each == key]
             for index, bucket in enumerate(mine):
                 bucket.index = index
@@ -137,7 +145,7 @@ class Core:
         self.reducer: BackwardReducer | ForwardReducer = (
             ForwardReducer(self.model, self.optimizers, buckets, piece_bytes, self, clock=self.lane.now)
             if self.strategy.overlap == "forward"
-            else BackwardReducer(buckets, self.strategy.overlap, self)
+            else BackwardReducer(buckets, self.strategy.overlap, self, rows)
         )
         self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
 
@@ -191,16 +199,21 @@ class Core:
             make = remember_and_reduce if self.buckets[place].leaves else reduce
             return group.endpoint.start(self._driver, "reduce", make, f"reduce {place}")
 
+    def reduce_rows(self, rows: SparseRows, weight: float) -> Task:
+        name = f"reduce {rows.name}"
+        return self.endpoint(None).start(self._driver, "reduce", partial(rows.reduce, weight), name)
+
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
         asked for so many steps ago."""
-        name = next((bucket.not_finite for bucket in self.buckets if bucket.not_finite), "")
+        names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
+        name = next((name for name in names if name), "")
         mine = torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
         everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
         yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
         rows = everyones.view(-1, _NAME_BYTES)
-        names = {rank: bytes(row.tolist()).decode(errors="replace").strip() for rank, row in enumerate(rows)}
-        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in names.items() if name)
+        told = [bytes(row.tolist()).decode(errors="replace").strip() for row in rows]
+        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in enumerate(told) if name)
         raise NumericError(
             f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "
             "finite; no worker makes the step",
@@ -234,8 +247,8 @@ class Core:
     def before_step(self) -> Iterator[Work]:
         """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
         them, and bring back what is due before it."""
-        scaled = any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers)
-        if not scaled and any(bucket.refused for bucket in self.buckets):
+        refused = any(b.refused for b in self.buckets) or any(rows.refused for rows in self.rows)
+        if refused and not any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
             yield from self.refusing()
         self.serve()
         with range_of("land"):

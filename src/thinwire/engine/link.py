@@ -6,6 +6,7 @@ import contextlib
 import gc
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Self
@@ -25,7 +26,7 @@ from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
-from thinwire.errors import UsageError, check
+from thinwire.errors import PeerError, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -73,14 +74,21 @@ class Link:
         core.serve()
 
     def _hook(self) -> None:
-        self._parameters = {id(p): p for bucket in self._core.buckets for p in bucket.parameters}
-        self._watch = ParameterWatch(self._model, self._core.buckets)
+        sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
+        sent += [rows.parameter for rows in self._core.rows]
+        self._parameters = {id(p): p for p in sent}
+        self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hooks.check = self._watch.check_kind
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
     # -- what users ask ---------------------------------------------------------------------------
+
+    @property
+    def has_groups(self) -> bool:
+        """Whether only some workers hold copies of some parameters."""
+        return any(group.ranks is not None for group in self._core.groups)
 
     @property
     def stats(self) -> Stats:
@@ -243,6 +251,8 @@ class Link:
         """
         if not self._attached:
             return
+        failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
+        self._transport.leave(failure)
         try:
             self.synchronize()
             if self._mixes and self._mean_at != self._core.steps:
@@ -251,6 +261,9 @@ class Link:
                 _log.warning(advice)
             self._transport.wait_for(self._core.leaving())
             self._transport.leave_together(self._core.engine)
+        except PeerError:
+            if failure is None:
+                raise
         finally:
             self._unhook()
             self._stop()

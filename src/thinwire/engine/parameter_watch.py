@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from operator import is_
 from typing import Any
 
@@ -19,11 +19,14 @@ class ParameterWatch:
     `model.to(...)` makes new ones. New ones of the same kind are fine: some optimizers do `p.data = ...`.
     """
 
-    def __init__(self, model: nn.Module, buckets: Sequence[ParameterBucket]) -> None:
+    def __init__(
+        self, model: nn.Module, buckets: Sequence[ParameterBucket], attached: Collection[int]
+    ) -> None:
+        """`attached`: the ids of all attached parameters, of which some may be in no bucket."""
         self._buckets = buckets
         self._parameters = [p for bucket in buckets for p in bucket.parameters]
         self._plain = all(local(p) is p for p in self._parameters)
-        places = list(_places(model, {id(p) for p in self._parameters}))
+        places = list(_places(model, attached))
         self._names = [name for name, _, _, _ in places]
         self._holders = [holder for _, holder, _, _ in places]
         self._keys = [key for _, _, key, _ in places]
@@ -63,7 +66,9 @@ class ParameterWatch:
 _get: Callable[[dict[str, Any], str], object] = dict.get
 
 
-def _places(model: nn.Module, parameters: set[int]) -> Iterator[tuple[str, dict[str, Any], str, object]]:
+def _places(
+    model: nn.Module, parameters: Collection[int]
+) -> Iterator[tuple[str, dict[str, Any], str, object]]:
     """Where the model keeps these parameters, and the modules on the way to them: name, dict, key, object."""
     on_the_way: set[str] = set()
     for name, module in model.named_modules(remove_duplicate=False):

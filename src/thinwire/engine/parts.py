@@ -111,16 +111,16 @@ class Replica:
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """All go on from the mean, which is what a user would keep of replicas that differ."""
-        self.load_state_dict(_mean(saved))
+        self.load_state_dict(mean(saved))
 
 
-def _mean(values: Sequence[Any]) -> Any:
+def mean(values: Sequence[Any]) -> Any:
     """The mean of trees of one shape, taken of floating-point tensors; of anything else the first."""
     first = values[0]
     if isinstance(first, Tensor) and first.is_floating_point():
         return reduce(add, values) / len(values)
     if isinstance(first, dict):
-        return {key: _mean([value[key] for value in values]) for key in first}
+        return {key: mean([value[key] for value in values]) for key in first}
     if isinstance(first, list):
-        return [_mean(entries) for entries in zip(*values, strict=True)]
+        return [mean(entries) for entries in zip(*values, strict=True)]
     return first

@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
+from thinwire.engine.sparse_rows import SparseRows
 from thinwire.strategies.base import Gradients, Overlap
 from thinwire.wire.work import Work
 
@@ -21,6 +22,7 @@ class Launcher(Protocol):
     """How gradients are sent and awaited; the core supplies it."""
 
     def reduce(self, bucket: Gradients, place: int) -> Task: ...
+    def reduce_rows(self, rows: SparseRows, weight: float) -> Task: ...
     def send_buffers(self) -> None: ...
     def receiving_buffers(self) -> Iterator[Work]: ...
     def wait_for(self, works: Iterable[Work]) -> None: ...
@@ -32,11 +34,18 @@ class Launcher(Protocol):
 class BackwardReducer:
     """Gradients are final when `backward()` returns."""
 
-    def __init__(self, buckets: Sequence[ParameterBucket], overlap: Overlap, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        buckets: Sequence[ParameterBucket],
+        overlap: Overlap,
+        launcher: Launcher,
+        rows: Sequence[SparseRows] = (),
+    ) -> None:
         self.weight = 1.0
         """How much this worker's gradient counts in the coming pass."""
-        self.hooks = BackwardHooks(buckets, self, announce=overlap == "backward")
-        self._buckets = buckets
+        others = [each.parameter for each in rows]
+        self.hooks = BackwardHooks(buckets, self, announce=overlap == "backward", others=others)
+        self._buckets, self._rows = buckets, rows
         self._launcher = launcher
         self._full: set[int] = set()
         self._tasks: list[Work] = []
@@ -67,6 +76,8 @@ class BackwardReducer:
             yield task
             if not bucket.gradient.is_cpu:
                 bucket.scatter_()
+        for rows in self._rows:
+            yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
         self.weight = 1.0
         self._unused = _Witness.among(self._buckets)
@@ -103,8 +114,9 @@ class BackwardReducer:
         for bucket in self._buckets:
             bucket.fill_nothing_()
             self._tasks.append(self._launcher.reduce(bucket, bucket.place))
-        self._launcher.wait_for(chain(self._tasks, self._launcher.receiving_buffers()))
-        return self._buckets[0].mean_weight()
+        rows = (self._launcher.reduce_rows(each, 0.0) for each in self._rows)
+        self._launcher.wait_for(chain(self._tasks, rows, self._launcher.receiving_buffers()))
+        return self._buckets[0].mean_weight() if self._buckets else self._rows[0].mean_weight
 
     def hook(self) -> None:
         self.hooks.hook()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import socket
 import threading
 import time
@@ -21,6 +23,14 @@ from thinwire.wire.work import Work
 if TYPE_CHECKING:
     from thinwire.engine.core import Core, Order
 
+logger = logging.getLogger(__name__)
+LOOK_S = 1.0
+"""While waiting, look so often whether somebody will never come."""
+TELL_S = 60.0
+"""After so long, say once for whom this worker waits."""
+FAILED_S = 5.0
+"""So long a worker that leaves with an error waits for the others to leave too."""
+
 
 class Transport:
     """Waits for works of one worker, on events of ours and never inside a backend."""
@@ -33,6 +43,8 @@ class Transport:
         self._progress = ProgressThread("thinwire-progress")
         self.driver = Driver(self._progress.soon, self._training.soon)
         self.core: Core | None = None
+        self._leaving = False
+        self._failure: BaseException | None = None
 
     # -- the core's shell -----------------------------------------------------------------------------
 
@@ -58,18 +70,15 @@ class Transport:
         self._training.run()
 
     def wait(self, work: Work) -> None:
-        """Run the training thread's calls until `work` ends; name who is late if it takes too long."""
+        """Run the training thread's calls until `work` ends; name who is late if it takes too long, and who
+        will never come as soon as that is known."""
         if work.done() and work.error is None:
             return
         began = time.perf_counter()
         self.set_status("waiting")
         try:
             with range_of("wait"):
-                arrived = self._training.run_until(work, self.timeout_s)
-            if not arrived:
-                error = self._lane.late_error(f"worker {self._lane.rank} has waited {self.timeout_s:g} s")
-                self._lane.abort(error)  # which ends the work too, with the cause that was told first
-                raise work.error or error
+                self._wait(work)
             if work.error is not None:
                 raise work.error
         finally:
@@ -77,32 +86,55 @@ class Transport:
                 self.core.exposed_s += time.perf_counter() - began
         self.set_status()
 
+    def _wait(self, work: Work) -> None:
+        deadline, told_at = time.monotonic() + self.timeout_s, time.monotonic() + TELL_S
+        while not self._training.run_until(work, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+            error = self._lane.missing(self._steps)
+            if error is None and time.monotonic() >= deadline:
+                error = self._lane.late_error(f"worker {self._lane.rank} has waited {self.timeout_s:g} s")
+            if error is not None and self._failure is not None:
+                self.tell_error(self._failure)
+                raise error
+            if error is not None:
+                self._lane.abort(error)  # which ends the work too, with the cause that was told first
+                raise work.error or error
+            if time.monotonic() >= told_at:
+                told_at = math.inf
+                logger.warning(
+                    self._lane.late_error(f"worker {self._lane.rank} waits for {TELL_S:g} s").message
+                )
+
+    @property
+    def _steps(self) -> int:
+        return 0 if self.core is None else self.core.steps
+
     def set_status(self, doing: str = "") -> None:
         """Tell the others, should they ask why this worker is late."""
-        steps = 0 if self.core is None else self.core.steps
-        self._lane.set_status(f"step {steps}, {doing}" if doing else f"step {steps}")
+        self._lane.set_status(self._steps, "detaching" if self._leaving else doing)
 
     # -- leaving --------------------------------------------------------------------------------------
 
+    def leave(self, failure: BaseException | None) -> None:
+        """From now on this worker makes no step any more. With a failure the others may not come: then they
+        are told of it soon."""
+        self._leaving, self._failure = True, failure
+        if failure is not None:
+            self.timeout_s = min(self.timeout_s, FAILED_S)
+        self.set_status()
+
     def leave_together(self, engine: Endpoint) -> None:
         """Nobody closes its connections while others still talk."""
-        everyone = engine.issue(lambda wire: wire.all_reduce_(torch.zeros(1)))
-        self.set_status("detaching")
-        if not everyone.wait(self.timeout_s):
-            raise self._lane.late_error(
-                f"worker {self._lane.rank} has waited {self.timeout_s:g} s for the others to detach"
-            )
+        self.wait(engine.issue(lambda wire: wire.all_reduce_(torch.zeros(1))))
 
     def tell_error(self, error: BaseException) -> None:
         """Tell the others of an error of this worker, so that they need not wait to find out."""
         if isinstance(error, PeerError):
             return
         rank, host = self._lane.rank, socket.gethostname()
-        steps = 0 if self.core is None else self.core.steps
         cause = f"{type(error).__name__}: {error}".strip().rstrip(":")
         self._lane.abort(
             PeerLost(
-                f"worker {rank} on {host} left at step {steps} with {cause}",
+                f"worker {rank} on {host} left at step {self._steps} with {cause}",
                 rank=rank,
                 host=host,
                 hint="see that worker's own output",

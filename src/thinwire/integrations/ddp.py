@@ -16,15 +16,14 @@ from thinwire.engine.attach import TIMEOUT_S
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
-from thinwire.errors import DataError, SettingError, UsageError, check_seconds
+from thinwire.errors import DataError, SettingError, UsageError, check, check_seconds
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
+from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.wire import Meter, Wire
 
 SETTLING_STEPS = 2
 """Steps that go dense: DDP arranges its buckets anew after the first one, so only the second shows them."""
-
-Shapes = list[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +43,8 @@ class _Place:
         order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel() <= small)
         return cls(ParameterBucket(index, names, parameters, small, context), order)
 
-    def tensors(self, bucket: GradBucket) -> list[Tensor]:
-        gradients = bucket.gradients()
-        return [gradients[i] for i in self.order]
+    def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        return [tensors[i] for i in self.order]
 
 
 class HookState:
@@ -57,7 +55,7 @@ class HookState:
     """
 
     def __init__(self, strategy: Strategy, process_group: dist.ProcessGroup | None, timeout_s: float) -> None:
-        lane = connect(process_group, timeout_s)
+        lane = connect(process_group, timeout_s, SILENCE_S)
         if lane is None:
             raise UsageError(
                 "ddp_hook needs a process group, and there is none",
@@ -94,27 +92,27 @@ class HookState:
             self.steps += 1
         if not self._places:
             return self._dense(bucket.buffer())
-        place = self._places[bucket.index()] if bucket.index() < len(self._places) else None
-        if place is None or _shapes(place.bucket.parameters) != _shapes(
-            [self._seen[-1][i] for i in place.order]
-        ):
-            raise UsageError(
-                f"DDP has other buckets in step {self.steps} than in step {SETTLING_STEPS}",
-                hint="register the hook anew after freezing or adding parameters",
-            )
-        tensors = place.tensors(bucket)
-        place.bucket.fill_(tensors)
-
-        def finish() -> None:
-            place.bucket.empty_into_(tensors)
-
+        own, tensors = self._own(bucket)
+        own.fill_(tensors)
         task = self._endpoint.start(
             self._driver,
             "reduce",
-            lambda wire: self.strategy.reduce(place.bucket, self._state, wire),
-            f"reduce {bucket.index()}",
+            lambda wire: self.strategy.reduce(own, self._state, wire),
+            f"reduce {own.index}",
         )
-        return _future(task, finish, bucket.buffer())
+        return _future(task, lambda: own.empty_into_(tensors), bucket.buffer())
+
+    def _own(self, bucket: GradBucket) -> tuple[ParameterBucket, list[Tensor]]:
+        """The strategy's bucket for one of DDP's, and the gradients in its order."""
+        if bucket.index() < len(self._places):
+            place = self._places[bucket.index()]
+            now = place.in_order(bucket.parameters())
+            if [p.shape for p in place.bucket.parameters] == [p.shape for p in now]:
+                return place.bucket, place.in_order(bucket.gradients())
+        raise UsageError(
+            f"DDP has other buckets in step {self.steps} than in step {SETTLING_STEPS}",
+            hint="register the hook anew after freezing or adding parameters",
+        )
 
     @property
     def _strategy_steps(self) -> int:
@@ -134,9 +132,9 @@ class HookState:
             _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
         ]
         self._state = self.strategy.init(self._buckets, self._endpoint.wire())
-        saved, self._saved = self._saved, ()
-        if saved:
-            self._load(saved)
+        if self._saved:
+            self._load(self._saved)
+            self._saved = ()
 
     @property
     def _buckets(self) -> list[ParameterBucket]:
@@ -222,20 +220,14 @@ def ddp_hook(
             hint="join it by tw.attach(model, optimizer, ...), which knows the learning rate",
         )
     others = any(overrides(strategy, seam) for seam in ("mix", "serve", "settle"))
-    if others or not overrides(strategy, "reduce") or strategy.overlap == "forward":
-        raise SettingError(
-            f"strategy must be one that has gradients reduced when backward ends, got {strategy!r}",
-            hint="for others, use thinwire.attach instead of DistributedDataParallel",
-        )
-    return HookState(strategy, process_group, timeout_s), _reduce
-
-
-def _reduce(state: HookState, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    return state.reduce(bucket)
+    reduces = overrides(strategy, "reduce") and not others and strategy.overlap != "forward"
+    hint = "for others, use thinwire.attach instead of DistributedDataParallel"
+    check(reduces, "strategy", "one that has gradients reduced when backward ends", strategy, hint=hint)
+    return HookState(strategy, process_group, timeout_s), HookState.reduce
 
 
 # DDP compares annotations with types, not with the text that they are in this file.
-_reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
+HookState.reduce.__annotations__ = {"bucket": GradBucket, "return": torch.futures.Future[Tensor]}
 
 
 def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.futures.Future[Tensor]:
@@ -253,7 +245,3 @@ def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.fut
     reduced = ended.then(then)
     task.when_done(lambda: ended.set_result(None))
     return reduced
-
-
-def _shapes(parameters: Sequence[Tensor]) -> Shapes:
-    return [tuple(p.shape) for p in parameters]

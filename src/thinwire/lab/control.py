@@ -9,6 +9,9 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import time
+import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,12 +19,13 @@ from typing import Any
 from thinwire.errors import ThinwireError, UsageError
 from thinwire.lab.network import Counters
 
+# Environment variables of every worker: the number of the open pipe, and the path of the shared memory.
 CONTROL_VARIABLE = "THINWIRE_LAB_CONTROL"
-"""Environment variable with the number of the open pipe; the lab sets it for every worker."""
 STATUS_VARIABLE = "THINWIRE_LAB_STATUS"
-"""Environment variable with the path of the shared memory; the lab sets it for every worker."""
 
 TIMEOUT_S = 30.0
+MAX_STOP_S = 10.0
+"""Longest time that a worker waits for a fault scheduled at its step."""
 
 
 class Control:
@@ -39,10 +43,6 @@ class Control:
     def set_rate(self, bit_per_s: float, *, host: int | None = None) -> None:
         """Shape the path of one host, or of all."""
         self._request(do="rate", bit_per_s=float(bit_per_s), host=host)
-
-    def set_uplink(self, bit_per_s: float) -> None:
-        """Shape the uplinks of all sites."""
-        self._request(do="uplink", bit_per_s=float(bit_per_s))
 
     def fault(self, text: str) -> None:
         """Cause a fault now: `cut:host=3`, without a step or a time."""
@@ -65,9 +65,6 @@ class Control:
         """Return the busy share of the processors since the last restart, and a warning if it is too high."""
         share, warning = self._request(do="load")
         return share, warning
-
-    def close(self) -> None:
-        self._connection.close()
 
     def _request(self, **request: Any) -> Any:
         try:
@@ -97,7 +94,7 @@ class HostStatus(ctypes.Structure):
     def create(cls, file: int, *, speed: float = 1.0) -> HostStatus:
         """Map an open file and reset it, also when an earlier worker of the host has used it."""
         os.ftruncate(file, ctypes.sizeof(cls))
-        status = cls.map(file)
+        status = cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
         status.speed, status.steps, status.released = speed, 0, 0
         return status
 
@@ -108,9 +105,38 @@ class HostStatus(ctypes.Structure):
         if not path or not Path(path).exists():
             return None
         with open(path, "r+b") as file:
-            return cls.map(file.fileno())
+            return cls.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(cls)))
 
-    @classmethod
-    def map(cls, file: int) -> HostStatus:
-        """Map an open file."""
-        return cls.from_buffer(mmap.mmap(file, ctypes.sizeof(cls)))
+
+class StepCounter:
+    """Optimizer hook that counts steps, waits at scheduled faults, and slows down a slow host."""
+
+    def __init__(
+        self,
+        status: HostStatus,
+        stops: set[int],
+        *,
+        used_s: Callable[[], float] = time.thread_time,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._status, self._stops, self._used_s, self._sleep = status, stops, used_s, sleep
+        self._counted: weakref.ref[Any] | None = None
+        self._before_s = used_s()
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        counted = self._counted and self._counted()
+        if counted is None:
+            self._counted = weakref.ref(optimizer)
+        elif counted is not optimizer:
+            return  # of an outer optimizer, say, beside the one that is counted
+        # Only this thread's processor time is stretched: waiting for peers is not computing, and an
+        # emulated accelerator, which sleeps, slows itself down.
+        if self._status.speed < 1:
+            self._sleep((self._used_s() - self._before_s) * (1 / self._status.speed - 1))
+        self._status.steps = steps = self._status.steps + 1
+        if steps in self._stops:
+            waited_s = 0.0
+            while self._status.released < steps and waited_s < MAX_STOP_S:
+                self._sleep(0.001)
+                waited_s += 0.001
+        self._before_s = self._used_s()

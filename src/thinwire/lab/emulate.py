@@ -105,7 +105,7 @@ class EmulatedModel(nn.Module):
     parameter is fixed noise times the sum of the output's gradient: scaling the loss scales the gradients, as
     in a real model. Workers with different `seed`s have different gradients.
 
-    >>> model = EmulatedModel.parse("params=1000,layers=4,forward=0,backward=0")
+    >>> model = EmulatedModel(parse_net("params=1000,layers=4,forward=0,backward=0"))
     >>> model(torch.ones(2, 1)).mean().backward()
     >>> sum(p.grad.numel() for p in model.parameters())
     1000
@@ -124,18 +124,13 @@ class EmulatedModel(nn.Module):
             self.layers.add_module(layer.name.replace(".", "_"), module)
 
     @staticmethod
-    def parse(spec: str, *, scale: float = 1.0, seed: int = 0) -> EmulatedModel:
-        """Build a model from a spec string; see `thinwire.lab.nets.parse_net`."""
-        return EmulatedModel(parse_net(spec, scale=scale), seed=seed)
-
-    @staticmethod
     def from_environment() -> EmulatedModel:
         """Build the model given as `thinwire lab run --emulate`, with different gradients on every worker."""
         spec = os.environ.get(NET_VARIABLE)
         if spec is None:
             raise UsageError("no net to emulate was given", hint="thinwire lab run --emulate resnet50 ...")
-        scale = float(os.environ.get(SCALE_VARIABLE, "1"))
-        return EmulatedModel.parse(spec, scale=scale, seed=int(os.environ.get("RANK", "0")))
+        net = parse_net(spec, scale=float(os.environ.get(SCALE_VARIABLE, "1")))
+        return EmulatedModel(net, seed=int(os.environ.get("RANK", "0")))
 
     @contextmanager
     def instant(self) -> Iterator[None]:

@@ -55,11 +55,6 @@ class Net:
         total = sum(layer.multiply_adds for layer in self.layers)
         return tuple(layer.multiply_adds / total for layer in self.layers)
 
-    def scaled(self, factor: float) -> Net:
-        """Return the same net with `factor` times the parameters and the same seconds."""
-        layers = (replace(x, shapes=tuple(_shrink(s, factor) for s in x.shapes)) for x in self.layers)
-        return replace(self, layers=tuple(layers))
-
 
 def _shrink(shape: Shape, factor: float) -> Shape:
     # Both sides of a matrix shrink alike: low-rank methods would gain nothing on a very narrow one.
@@ -115,30 +110,23 @@ def _lstm_ptb() -> list[Layer]:
     ]
 
 
-def _alexnet() -> list[Layer]:
-    convs = [(64, 11, 55), (192, 5, 27), (384, 3, 13), (256, 3, 13), (256, 3, 13)]
-    return _chain(convs, 9216, 4096, 4096, 1000, norm=False)
-
-
-def _resnet20() -> list[Layer]:
-    return _chain([*[(16, 3, 32)] * 7, *[(32, 3, 16)] * 6, *[(64, 3, 8)] * 6], 64, 10)
-
-
 def _vgg(repeats: Sequence[int], side: int, *widths: int, norm: bool) -> list[Layer]:
     sizes = [(width, 3, side >> stage) for stage, width in enumerate((64, 128, 256, 512, 512))]
     convs = [size for size, count in zip(sizes, repeats, strict=True) for _ in range(count)]
     return _chain(convs, *widths, norm=norm)
 
 
+_ALEXNET = [(64, 11, 55), (192, 5, 27), (384, 3, 13), (256, 3, 13), (256, 3, 13)]
+_RESNET20 = [(16, 3, 32)] * 7 + [(32, 3, 16)] * 6 + [(64, 3, 8)] * 6
 _KNOWN: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
     # Samples/s of one worker [read] in the gTop-k authors' plotting script for P=1. Their P=32 breakdowns
     # differ: 0.2572 s, not 0.3689 (alexnet); 0.1395 s, not 0.0972 (vgg16).
-    "alexnet": (_alexnet, 173.469, 64),
+    "alexnet": (lambda: _chain(_ALEXNET, 9216, 4096, 4096, 1000, norm=False), 173.469, 64),
     # Frames/s of one node and 1024 frames on 16 nodes: Das 2016 [recall]; the net is Seide 2011's [recall]
     "dnn7": (lambda: _chain([], 429, *[2048] * 7, 9304), 4600.0, 64),
     # Sequences/s: unit and batch are [derived], with 20 their dense all-reduce would beat its own ring limit
     "lstm-ptb": (_lstm_ptb, 392.0, 100),
-    "resnet20": (_resnet20, 920.632, 128),
+    "resnet20": (lambda: _chain(_RESNET20, 64, 10), 920.632, 128),
     "resnet50": (_resnet50, 52.873, 256),  # they accumulate 16 micro-steps of 16; here it is one step
     # Das 2016 [recall]: 2510 images/s on 128 nodes, 90 times one node; 512 images on 128 nodes
     "vgg-a": (lambda: _vgg((1, 1, 2, 2, 2), 224, 25088, 4096, 4096, 1000, norm=False), 2510 / 90, 4),
@@ -165,13 +153,9 @@ def equal_net(*, params: int, layers: int, forward_s: float, backward_s: float) 
     for name, seconds in (("forward", forward_s), ("backward", backward_s)):
         check(0 <= seconds < math.inf, f"emulate {name}", "seconds, 0 or more", seconds)
     sizes = [(params + i) // layers for i in reversed(range(layers))]
-    return Net(
-        name=f"{layers} equal layers",
-        layers=tuple(Layer(f"layer{i}", (_near_square(size),), 1.0) for i, size in enumerate(sizes)),
-        batch=1,
-        forward_s=forward_s,
-        backward_s=backward_s,
-    )
+    name, each = f"{layers} equal layers", [(_near_square(size),) for size in sizes]
+    equal = tuple(Layer(f"layer{i}", shapes, 1.0) for i, shapes in enumerate(each))
+    return Net(name=name, layers=equal, batch=1, forward_s=forward_s, backward_s=backward_s)
 
 
 def _near_square(size: int) -> Shape:
@@ -183,6 +167,8 @@ def _near_square(size: int) -> Shape:
 
 def parse_net(spec: str, *, scale: float = 1.0) -> Net:
     """Read `resnet50`, `resnet50,batch=64`, or `params=5e6,layers=16,forward=0.1,backward=0.2`.
+
+    It has `scale` times the parameters, and the same seconds.
 
     >>> parse_net("params=5e6,layers=16,forward=0.1,backward=0.2").num_params
     5000000
@@ -199,7 +185,10 @@ def parse_net(spec: str, *, scale: float = 1.0) -> Net:
     else:
         values = _parse_values(words[1:], allowed=("batch",))
         net = known_net(words[0], batch=int(values["batch"]) if values else None)
-    return net if scale == 1 else net.scaled(scale)
+    if scale == 1:
+        return net
+    layers = (replace(x, shapes=tuple(_shrink(s, scale) for s in x.shapes)) for x in net.layers)
+    return replace(net, layers=tuple(layers))
 
 
 def _parse_values(words: list[str], *, allowed: tuple[str, ...]) -> dict[str, float]:

@@ -1,25 +1,27 @@
-"""Bridges, paths and their shaping, created with ip and tc from inside the lab; no torch.
+"""The lab's network: namespaces as hosts, bridges, and paths shaped with ip and tc; no torch.
 
 Every host has one interface, eth0, whose other end is a port of its site's bridge. A token bucket on eth0
 shapes the traffic it sends, one on the port the traffic it receives. Each site is connected to a core bridge
-by an uplink, shaped the same way at both ends.
+by an uplink, shaped the same way at both ends. Hosts are unnamed network namespaces: only open files refer to
+them, so none is left behind.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+import socket
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.errors import UsageError
-from thinwire.hosts.description import Description
+from thinwire.hosts.description import Description, Host
 from thinwire.hosts.quantities import check_rate
-from thinwire.lab.namespaces import find_tool, inside_network, new_network, run_tool
 
 INTERFACE = "eth0"
-PREFIX_BITS = 16
 QUEUE_S = 0.1
 """Depth of the queue in front of a path, in seconds, as is common in routers."""
 MAX_QUEUE_BYTES = 4_000_000
@@ -27,6 +29,15 @@ MAX_QUEUE_BYTES = 4_000_000
 BURST_S = 0.003
 """Length of the burst that an idle path lets through at full speed."""
 PACKET_BYTES = 1514
+
+_CLONE_NEWNET = 0x40000000
+_CLONE_NEWUTS = 0x04000000
+_REPLACE_HOSTS = """
+mount -t tmpfs none /mnt
+cat > /mnt/hosts
+mount --bind /mnt/hosts /etc/hosts
+umount -l /mnt
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,42 +55,38 @@ class ShapedNetwork:
 
     def __init__(self, description: Description) -> None:
         self.description = description
-        self.namespaces = [new_network() for _ in description.hosts]
+        self.namespaces: list[int] = []
+        for _ in description.hosts:
+            with _inside_network(None):
+                self.namespaces.append(_open_network())
         self._rates = [host.rate_bit_per_s for host in description.hosts]
-        self._uplink = description.uplink_bit_per_s
         self._segment_bytes = 0
         _use_common_congestion_control()
         _run("ip", self._bridges())
         for host in description.hosts:
-            with inside_network(self.namespaces[host.index]):
+            with _inside_network(self.namespaces[host.index]):
                 _use_common_congestion_control()
-                address = f"addr add {host.address}/{PREFIX_BITS} dev {INTERFACE}"
+                address = f"addr add {host.address}/16 dev {INTERFACE}"
                 _run("ip", ["link set lo up", address, f"link set {INTERFACE} addrgenmode none up"])
-        self._shape_uplinks()
-        self._shape_hosts(range(len(self.namespaces)))
+        if (uplink := description.uplink_bit_per_s) is not None:
+            ends = [f"{end}{site}" for site in range(description.num_sites) for end in ("up", "down")]
+            _run("tc", [_bucket(end, uplink) for end in ends])
+        self._shape(range(len(self.namespaces)))
+        _replace_hosts_file(description.hosts)
 
-    def set_rate(self, bit_per_s: float, *, hosts: Sequence[int] | None = None) -> None:
-        """Shape the paths of some hosts (all by default) in both directions, also during transfers."""
+    def set_rate(self, bit_per_s: float, *, host: int | None = None) -> None:
+        """Shape the path of one host (None: of all) in both directions, also during transfers."""
         check_rate(bit_per_s)
-        chosen = hosts or range(len(self.namespaces))
+        chosen = range(len(self.namespaces)) if host is None else [host]
         for i in chosen:
             self._rates[i] = bit_per_s
-        self._shape_hosts(chosen)
+        self._shape(chosen)
 
-    def set_uplink(self, bit_per_s: float) -> None:
-        """Shape the uplinks of all sites."""
-        check_rate(bit_per_s, field="uplink")
-        if self._uplink is None:
-            raise UsageError("this lab has one site, so it has no uplink")
-        self._uplink = bit_per_s
-        self._shape_uplinks()
-        self._shape_hosts([])  # the segment size follows the slowest path
-
-    def _shape_hosts(self, chosen: Sequence[int]) -> None:
-        _run("tc", [_bucket(_port(i), self._rates[i]) for i in chosen])
-        segment = segment_bytes(min([*self._rates, self._uplink or self._rates[0]]))
+    def _shape(self, chosen: Sequence[int]) -> None:
+        _run("tc", [_bucket(f"host{i}", self._rates[i]) for i in chosen])
+        segment = segment_bytes(min([*self._rates, self.description.uplink_bit_per_s or self._rates[0]]))
         for i, namespace in enumerate(self.namespaces):
-            with inside_network(namespace):
+            with _inside_network(namespace):
                 if i in chosen:
                     _run("tc", [_bucket(INTERFACE, self._rates[i])])
                 if segment != self._segment_bytes:
@@ -87,40 +94,38 @@ class ShapedNetwork:
                     _run("ip", [f"link set {INTERFACE} gso_max_size {segment}", "route flush cache"])
         self._segment_bytes = segment
 
-    def _shape_uplinks(self) -> None:
-        if self._uplink is not None:
-            ends = [f"{end}{site}" for site in range(self.description.num_sites) for end in ("up", "down")]
-            _run("tc", [_bucket(end, self._uplink) for end in ends])
-
     def set_path(self, *, host: int | None = None, site: int | None = None, up: bool) -> None:
         """Cut or heal the path of a host, or the uplink of a site. A cut path drops packets silently."""
         # The port leaves the bridge rather than going down: a host does not see a remote cable break.
         bridge, port = "core", f"down{site}"
         if host is not None:
-            bridge, port = f"site{self.description.hosts[host].site}", _port(host)
+            bridge, port = f"site{self.description.hosts[host].site}", f"host{host}"
         _run("ip", [f"link set {port} master {bridge}" if up else f"link set {port} nomaster"])
 
     def counters(self) -> list[Counters]:
         """Return the kernel's traffic counters of every host's port."""
         table = _interfaces()
-        ports = (table[_port(i)] for i in range(len(self.namespaces)))
+        ports = (table[f"host{i}"] for i in range(len(self.namespaces)))
         return [Counters(p[0], p[8], p[1], p[9]) for p in ports]  # a port receives what the host sends
 
     def _bridges(self) -> list[str]:
-        several_sites = self.description.num_sites > 1
-        sites = range(self.description.num_sites)
+        sites, several = range(self.description.num_sites), self.description.num_sites > 1
         lines = ["link set lo up"]
-        for bridge in (*(f"site{site}" for site in sites), *(["core"] if several_sites else [])):
+        for bridge in [f"site{site}" for site in sites] + ["core"] * several:
             lines.append(f"link add {bridge} type bridge forward_delay 0")
             lines.append(f"link set {bridge} addrgenmode none up")
-        for site in sites if several_sites else ():
+        for site in sites if several else ():
             lines.append(f"link add up{site} type veth peer name down{site}")
             lines += [_plug(f"up{site}", f"site{site}"), _plug(f"down{site}", "core")]
         for host, namespace in zip(self.description.hosts, self.namespaces, strict=True):
             there = f"/proc/{os.readlink('/proc/self')}/fd/{namespace}"
-            lines.append(f"link add {_port(host.index)} type veth peer name {INTERFACE} netns {there}")
-            lines.append(_plug(_port(host.index), f"site{host.site}"))
+            lines.append(f"link add host{host.index} type veth peer name {INTERFACE} netns {there}")
+            lines.append(_plug(f"host{host.index}", f"site{host.site}"))
         return lines
+
+
+def _plug(port: str, bridge: str) -> str:
+    return f"link set {port} addrgenmode none master {bridge} up"
 
 
 def _interfaces() -> dict[str, list[int]]:
@@ -131,10 +136,7 @@ def _interfaces() -> dict[str, list[int]]:
 
 
 def sent_by_this_host() -> int:
-    """Return the bytes that this worker's host has sent so far, headers included; only inside a lab.
-
-    It takes 20 microseconds, less than a request to the lab (`Control.counters`).
-    """
+    """Return the bytes that this worker's host has sent, headers included; faster than `Control.counters`."""
     return _interfaces()[INTERFACE][8]
 
 
@@ -145,14 +147,6 @@ def _use_common_congestion_control() -> None:
         with suppress(OSError):
             Path("/proc/sys/net/ipv4/tcp_congestion_control").write_text(name)
             return
-
-
-def _port(host: int) -> str:
-    return f"host{host}"
-
-
-def _plug(port: str, bridge: str) -> str:
-    return f"link set {port} addrgenmode none master {bridge} up"
 
 
 def _bucket(device: str, bit_per_s: float) -> str:
@@ -174,6 +168,61 @@ def segment_bytes(bit_per_s: float) -> int:
 
 
 def _run(tool: str, lines: list[str]) -> None:
-    done = run_tool([find_tool(tool), "-batch", "-"], "\n".join(lines))
+    done = run_tool([tool, "-batch", "-"], "\n".join(lines))
     if done.returncode != 0:
         raise UsageError(f"{tool} refused to create the lab's network: {done.stderr.strip()}")
+
+
+def run_tool(command: list[str], text: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a system tool with `text` on its standard input, and capture its output."""
+    return subprocess.run(
+        command, input=text, text=True, capture_output=True, check=False, timeout=30, env=tool_environment()
+    )
+
+
+def tool_environment() -> dict[str, str]:
+    """Return the environment with ip and tc on the PATH, which an ordinary user's often lacks."""
+    return {**os.environ, "PATH": f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin:/usr/bin:/bin"}
+
+
+def _call(name: str, *arguments: int) -> None:
+    # Python has os.unshare and os.setns from 3.12 on.
+    if getattr(ctypes.CDLL(None, use_errno=True), name)(*arguments) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{name}: {os.strerror(number)}")
+
+
+@contextmanager
+def _inside_network(namespace: int | None) -> Iterator[None]:
+    """Enter another network namespace (None: a new one) for a while, with the processes started meanwhile."""
+    home = _open_network()
+    try:
+        if namespace is None:
+            _call("unshare", _CLONE_NEWNET)
+        else:
+            _call("setns", namespace, _CLONE_NEWNET)
+        yield
+    finally:
+        _call("setns", home, _CLONE_NEWNET)
+        os.close(home)
+
+
+def _open_network() -> int:
+    """Return an open file that refers to the network namespace of this thread, and keeps it alive."""
+    return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def enter_host(namespace: int, name: str) -> None:
+    """Move this process into a host's network for good, and give it the host's name."""
+    _call("setns", namespace, _CLONE_NEWNET)
+    _call("unshare", _CLONE_NEWUTS)
+    socket.sethostname(name)
+
+
+def _replace_hosts_file(hosts: Sequence[Host]) -> None:
+    """Make names resolve to addresses through /etc/hosts inside the lab; the real file is not touched."""
+    lines = ["127.0.0.1 localhost"]
+    for host in hosts:
+        # Sockets for both protocols look up IPv4 addresses as ::ffff:address.
+        lines += [f"{host.address} {host.name}", f"::ffff:{host.address} {host.name}.lab"]
+    run_tool(["sh", "-ec", _REPLACE_HOSTS], "\n".join(lines))  # without it, only lookups by name fail

@@ -1,7 +1,4 @@
-"""The worker of `thinwire lab check`: times transfers of a known size and reports them.
-
-It runs in a lab as `-m thinwire.lab.probe BYTES REPEATS`.
-"""
+"""The worker of `thinwire lab check`: times and reports transfers. Its arguments are BYTES REPEATS."""
 
 from __future__ import annotations
 
@@ -9,17 +6,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from thinwire.errors import UsageError
 from thinwire.lab.control import Control
+from thinwire.lab.network import sent_by_this_host
 
 PORT = 29600
-CONNECT_S = 30.0
 
 
 def main() -> None:
@@ -32,24 +28,21 @@ def main() -> None:
     values, received = torch.ones(num_bytes // 4), torch.empty(num_bytes // 4)
     raw = received.numpy().data.cast("B")
     peer = rank ^ 1 if rank ^ 1 < world_size else None
-    found: dict[str, object] = {}
+    found: dict[str, float] = {}
     if rank == 0:
         control.restart_load()
-    with _connect(rank, peer) as connection:
-        found["exchange, TCP"] = _best_s(lambda: _exchange_raw(connection, raw), repeats)
+    connection = _connect(rank, peer)
+    found["exchange, TCP"] = _best_s(lambda: _exchange_raw(connection, raw), repeats)
     found["exchange, Gloo"] = _best_s(lambda: _exchange_gloo(values, received, peer), repeats)
     _best_s(lambda: dist.all_reduce(received[:1]), 1)  # connect the ring
-    before = _sent_bytes(control, rank)
+    before = _sent_bytes()
     found["all-reduce, Gloo"] = _best_s(lambda: dist.all_reduce(values), repeats)
     expected = 2 * (world_size - 1) / world_size * num_bytes * repeats
-    found["counted"] = (_sent_bytes(control, rank) - before) / expected
+    found["counted"] = (_sent_bytes() - before) / expected
     if rank == 0:
-        share, warning = control.load()
-        found["busy"], found["warnings"] = share, [warning] if warning else []
         control.report(found)
     dist.barrier()
     dist.destroy_process_group()
-    control.close()
 
 
 def _best_s(transfer: Callable[[], object], repeats: int) -> float:
@@ -73,18 +66,17 @@ def _exchange_gloo(values: torch.Tensor, received: torch.Tensor, peer: int | Non
             work.wait()
 
 
-@contextmanager
-def _connect(rank: int, peer: int | None) -> Iterator[socket.socket | None]:
-    """Open a TCP connection between the two workers of a pair; None for a worker without a peer."""
+def _connect(rank: int, peer: int | None) -> socket.socket | None:
+    """Open a TCP connection between the two workers of a pair; None for a worker without a peer.
+
+    It has no time-out: only the job's time limit knows how long transfers may take.
+    """
     with socket.create_server((f"host{rank}", PORT)) as server:
         dist.barrier()  # all workers listen
         if peer is None:
-            yield None
-            return
-        server.settimeout(CONNECT_S)
-        connected = server.accept()[0] if rank < peer else socket.create_connection((f"host{peer}", PORT))
-        with connected:  # without a time-out: only the job's time limit knows how long transfers may take
-            yield connected
+            return None
+        server.settimeout(30.0)
+        return server.accept()[0] if rank < peer else socket.create_connection((f"host{peer}", PORT))
 
 
 def _exchange_raw(connection: socket.socket | None, buffer: memoryview) -> None:
@@ -97,11 +89,11 @@ def _exchange_raw(connection: socket.socket | None, buffer: memoryview) -> None:
     sender.join()
 
 
-def _sent_bytes(control: Control, rank: int) -> int:
-    """Return the bytes this worker's interface has sent, after the last packets have passed."""
+def _sent_bytes() -> int:
+    """Return the bytes this worker's host has sent, after the last packets have passed."""
     dist.barrier()
     time.sleep(0.1)
-    sent = control.counters()[rank].sent_bytes
+    sent = sent_by_this_host()
     dist.barrier()
     return sent
 

@@ -15,28 +15,23 @@ import selectors
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, NoReturn
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.description import Fault, parse_fault
-from thinwire.lab.load import CpuLoad
-from thinwire.lab.namespaces import replace_hosts_file
+from thinwire.lab.calibrate import CpuLoad
 from thinwire.lab.network import ShapedNetwork
 from thinwire.lab.run import Job, LabResult, WorkerExit
-from thinwire.lab.worker import WorkerSpec
-from thinwire.lab.worker_pool import BecomeWorker, LabWorker, WorkerPool
+from thinwire.lab.worker import WORKER_SIGNALS, BecomeWorker, LabWorker, start_store
 
 TICK_S = 0.01
 DRAIN_S = 2.0
 """Time to wait for output after the last worker has ended."""
 KILL_AFTER_S = 5.0
 """Time between SIGTERM and SIGKILL."""
-TIME_LIMIT_CODE = 124
-"""Exit code of a run that reached its time limit, as of timeout(1)."""
-INTERRUPTED_CODE = 130
-TERMINATED_CODE = 143
 # torch._dynamo is imported by the first optimizer step.
 PRELOADED = ("torch", "torch.distributed", "torch.nn.parallel", "torch.optim", "torch._dynamo")
 """Imported before forking: 4 s of processor time for 8 workers together instead of 30 s."""
@@ -50,22 +45,15 @@ class FaultSchedule:
         self._ends: list[tuple[float, Fault]] = []
 
     def due(self, now_s: float, steps: Sequence[int], alive: Sequence[bool]) -> list[tuple[Fault, bool]]:
-        """Return the faults due now, in the order they were written, and whether each ends.
-
-        `steps` and `alive` are per host.
-        """
+        """Return the faults due now, in the order they were written, and whether each ends."""
         ended = [(fault, True) for end_s, fault in self._ends if end_s <= now_s]
         self._ends = [(end_s, fault) for end_s, fault in self._ends if end_s > now_s]
         due = [fault for fault in self.pending if _is_due(fault, now_s, steps, alive)]
         for fault in due:
             self.pending.remove(fault)
-            self.started(fault, now_s)
+            if fault.seconds is not None:
+                self._ends.append((now_s + fault.seconds, fault))
         return ended + [(fault, False) for fault in due]
-
-    def started(self, fault: Fault, now_s: float) -> None:
-        """Schedule the end of a fault that has started now."""
-        if fault.seconds is not None:
-            self._ends.append((now_s + fault.seconds, fault))
 
 
 def _is_due(fault: Fault, now_s: float, steps: Sequence[int], alive: Sequence[bool]) -> bool:
@@ -73,8 +61,8 @@ def _is_due(fault: Fault, now_s: float, steps: Sequence[int], alive: Sequence[bo
         return now_s >= fault.after_s
     assert fault.step is not None
     # A site, and a host whose worker is dead, follow the worker that is furthest ahead.
-    own = fault.host is not None and alive[fault.host]
-    return (steps[fault.host] if own and fault.host is not None else max(steps)) >= fault.step
+    done = steps[fault.host] if fault.host is not None and alive[fault.host] else max(steps)
+    return done >= fault.step
 
 
 class Supervisor:
@@ -84,10 +72,10 @@ class Supervisor:
         self._job, self._network, self._channel = job, network, channel
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._read_channel)
-        self._pool = WorkerPool(job, network.namespaces, self._selector, self._answer)
+        hosts = job.description.hosts
+        self._workers = [LabWorker(job, *each) for each in zip(hosts, network.namespaces, strict=True)]
         self._schedule = FaultSchedule(job.description.faults)
-        self._load = CpuLoad()
-        self._training = False
+        self._load, self._training = CpuLoad(), False
         self._failure: int | None = None
         self._terminate_at_s = self._kill_at_s = math.inf
         self._log: list[str] = []
@@ -96,21 +84,20 @@ class Supervisor:
 
     def run(self) -> LabResult:
         """Start all workers, wait until the last one has ended, and return the result."""
-        for number, code in ((signal.SIGTERM, TERMINATED_CODE), (signal.SIGINT, INTERRUPTED_CODE)):
-            signal.signal(number, lambda *_, code=code: self._stop(code))
+        for each in WORKER_SIGNALS:
+            signal.signal(each, lambda number, _: self._stop(128 + number))
         if self._job.python_arguments:
-            self._pool.start_store()
-        for host in self._job.description.hosts:
-            self._pool.start(host.index)
+            start_store(self._network.namespaces[0], self._job.description.hosts[0], self._selector)
+        for worker in self._workers:
+            worker.start(self._selector, self._answer)
         self._start_s = time.monotonic()
-        while any(worker.alive for worker in self._pool):
+        while any(worker.alive for worker in self._workers):
             self._serve()
-            for worker in self._pool.reap():
-                self._record_exit(worker)
+            self._reap()
             self._apply_due_faults()
             self._check_time()
             # The load counts from the first step on: imports and connecting are not training.
-            if not self._training and any(worker.status.steps for worker in self._pool):
+            if not self._training and any(worker.status.steps for worker in self._workers):
                 self._training = True
                 self._load.restart()
             self._load.sample()
@@ -127,8 +114,6 @@ class Supervisor:
         self._log.append(line)
         os.write(2, f"[lab] {line}\n".encode())
 
-    # The loop
-
     def _serve(self) -> None:
         for key, _ in self._selector.select(TICK_S):
             key.data()
@@ -138,13 +123,23 @@ class Supervisor:
             self._channel.recv()
         except (EOFError, OSError):
             os._exit(1)  # the caller is gone; the kernel ends all processes of the lab with this one
-        self._stop(INTERRUPTED_CODE)
+        self._stop(128 + signal.SIGINT)
+
+    def _reap(self) -> None:
+        """Take note of processes that have ended; orphans are our children too, and no worker's."""
+        with suppress(ChildProcessError):
+            while (waited := os.waitpid(-1, os.WNOHANG))[0]:
+                code = os.waitstatus_to_exitcode(waited[1])
+                for worker in self._workers:
+                    if worker.pid == waited[0] and worker.alive:
+                        worker.exit_code = code if code >= 0 else 128 - code
+                        self._record_exit(worker)
 
     def _record_exit(self, worker: LabWorker) -> None:
         if worker.exit_code == 0 or worker.scheduled or self._failure is not None:
             return
         self._failure = worker.exit_code
-        self._say(f"host {worker.spec.host} failed with exit code {worker.exit_code}")
+        self._say(f"host {worker.host.index} failed with exit code {worker.exit_code}")
         if not self._job.keep_going:
             self._terminate_at_s = time.monotonic() + self._job.grace_s
 
@@ -157,13 +152,15 @@ class Supervisor:
         now_s, limit_s = time.monotonic(), self._job.time_limit_s
         if limit_s is not None and self._now_s() > limit_s and self._terminate_at_s == math.inf:
             self._say(f"the time limit of {limit_s:g} s is reached")
-            self._stop(TIME_LIMIT_CODE)
+            self._stop(124)  # as timeout(1)
         if now_s >= self._terminate_at_s and self._kill_at_s == math.inf:
             self._kill_at_s = now_s + KILL_AFTER_S
-            self._pool.signal(signal.SIGTERM)
-            self._pool.signal(signal.SIGCONT)  # a paused worker does not receive SIGTERM
+            for worker in self._workers:
+                worker.signal(signal.SIGTERM)
+                worker.signal(signal.SIGCONT)  # a paused worker does not receive SIGTERM
         if now_s >= self._kill_at_s:
-            self._pool.signal(signal.SIGKILL)
+            for worker in self._workers:
+                worker.signal(signal.SIGKILL)
 
     def _result(self) -> LabResult:
         warnings = [f"fault {fault} was not reached" for fault in self._schedule.pending]
@@ -172,13 +169,13 @@ class Supervisor:
             seconds=self._now_s(),
             workers=tuple(
                 WorkerExit(
-                    host=worker.spec.host,
+                    host=worker.host.index,
                     exit_code=worker.exit_code or 0,
                     steps=worker.status.steps,
                     scheduled=worker.scheduled,
-                    starts=worker.spec.starts,
+                    starts=worker.starts,
                 )
-                for worker in self._pool
+                for worker in self._workers
             ),
             counters=tuple(self._network.counters()),
             faults=tuple(self._log),
@@ -187,19 +184,17 @@ class Supervisor:
             reports=tuple(self._reports),
         )
 
-    # Faults
-
     def _apply_due_faults(self) -> None:
-        workers = [self._pool.workers[host.index] for host in self._job.description.hosts]
-        steps = [worker.status.steps for worker in workers]
-        for fault, ends in self._schedule.due(self._now_s(), steps, [worker.alive for worker in workers]):
+        steps = [worker.status.steps for worker in self._workers]
+        alive = [worker.alive for worker in self._workers]
+        for fault, ends in self._schedule.due(self._now_s(), steps, alive):
             self._apply_fault(fault, ends=ends)
             # The worker waits at this step until the fault is applied (StepCounter).
             if fault.step is not None and fault.host is not None and not ends:
-                status = self._pool.workers[fault.host].status
+                status = self._workers[fault.host].status
                 status.released = max(status.released, fault.step)
 
-    def _apply_fault(self, fault: Fault, *, ends: bool = False) -> None:
+    def _apply_fault(self, fault: Fault, *, ends: bool) -> None:
         self._say(f"end of {fault}" if ends else f"{fault}")
         ends = ends or fault.kind == "heal"
         kinds = ("pause", "slow", "cut") if fault.kind == "heal" else (fault.kind,)
@@ -207,33 +202,27 @@ class Supervisor:
             self._network.set_path(host=fault.host, site=fault.site, up=ends)
         if fault.host is None:
             return
-        worker = self._pool.workers[fault.host]
+        worker = self._workers[fault.host]
         if "slow" in kinds:
-            speed = self._job.description.hosts[fault.host].speed
-            worker.status.speed = speed if ends else speed * (fault.speed or 1.0)
+            worker.status.speed = worker.host.speed * (1.0 if ends else fault.speed or 1.0)
         if "pause" in kinds:
             worker.signal(signal.SIGCONT if ends else signal.SIGSTOP)
         if fault.kind == "kill":
             worker.scheduled = worker.alive
             worker.signal(signal.SIGKILL)
         if fault.kind == "rejoin" and not worker.alive:
-            self._pool.start(fault.host)
-
-    # Requests of workers
+            worker.start(self._selector, self._answer)
 
     def _answer(self, request: dict[str, Any]) -> object:
         """Answer one request of a worker; an exception refuses it."""
         match request["do"]:
             case "rate":
-                host = self._check_host(request["host"])
-                self._network.set_rate(request["bit_per_s"], hosts=None if host is None else [host])
-            case "uplink":
-                self._network.set_uplink(request["bit_per_s"])
+                self._network.set_rate(request["bit_per_s"], host=self._check_host(request["host"]))
             case "fault":
                 fault = parse_fault(f"{request['fault']},after=0")
                 self._check_host(fault.host)
-                self._schedule.started(fault, self._now_s())
-                self._apply_fault(fault)
+                self._schedule.pending.append(fault)
+                self._apply_due_faults()
             case "counters":
                 return self._network.counters()
             case "report":
@@ -245,30 +234,28 @@ class Supervisor:
         return None
 
     def _check_host(self, host: int | None) -> int | None:
-        if host is not None and host not in self._pool.workers:
+        if host is not None and host not in range(len(self._workers)):
             raise ThinwireError(f"unknown host {host!r}")
         return host
 
 
 def main() -> None:
     channel: Connection[Any, Any] = Connection(int(sys.argv[1]))
-    result: LabResult | ThinwireError | WorkerSpec
+    result: LabResult | ThinwireError | Callable[[], NoReturn]
     try:
         result = _run(channel.recv(), channel)
     except ThinwireError as problem:
         result = problem
     except BecomeWorker as forked:
         (result,) = forked.args
-    if isinstance(result, WorkerSpec):  # after the handler: the worker's errors shall have no context
-        result.become()
-        result.run()
+    if callable(result):  # after the handler: the worker's errors shall have no context
+        result()
     channel.send(result)
     gc.unfreeze()  # or libraries complain at exit about objects that were not collected (Triton 3.9)
 
 
 def _run(job: Job, channel: Connection[Any, Any]) -> LabResult:
     network = ShapedNetwork(job.description)
-    replace_hosts_file({host.name: host.address for host in job.description.hosts})
     if job.python_arguments:
         for name in PRELOADED:
             importlib.import_module(name)

@@ -1,27 +1,29 @@
-"""One worker process of the lab: in its host's network, with torchrun's environment; torch only if loaded."""
+"""The worker processes of a lab: forking, signalling and reaping them, their output and requests.
+
+A worker runs in its host's network with torchrun's environment. It uses torch only if that is loaded.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import runpy
+import selectors
 import signal
 import sys
 import threading
-import time
 import traceback
-import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 from functools import partial
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, NoReturn
 
+from thinwire.errors import ThinwireError
 from thinwire.hosts.description import Host
-from thinwire.lab.control import CONTROL_VARIABLE, STATUS_VARIABLE, HostStatus
-from thinwire.lab.namespaces import enter_host
-from thinwire.lab.network import INTERFACE
+from thinwire.lab.control import CONTROL_VARIABLE, STATUS_VARIABLE, HostStatus, StepCounter
+from thinwire.lab.network import INTERFACE, enter_host
 from thinwire.lab.run import Job
 
 MASTER_PORT = 29500
@@ -29,32 +31,85 @@ SITE_VARIABLE = "THINWIRE_SITE"
 """Environment variable with the index of the host's site; set when there are several sites."""
 WORKER_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """Signals that the lab handles itself and that a worker must receive on its own."""
-MAX_STOP_S = 10.0
-"""Longest time that a worker waits for a fault scheduled at its step."""
+
+Answer = Callable[[dict[str, Any]], object]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerSpec:
-    """Everything a forked process needs to become the worker of a host."""
+class BecomeWorker(BaseException):
+    """Raised in a forked process with the function to go on with, once the stack of the lab has unwound."""
 
-    job: Job
-    host: int
-    starts: int
-    network: int
-    """Open file of the host's network namespace."""
-    outputs: tuple[int, int]
-    """Open files for standard output and error."""
-    control: Connection[Any, Any]
-    status: int
-    """Open file of the shared memory."""
 
-    def environment(self) -> dict[str, str]:
+class LabWorker:
+    """The worker of one host: what the lab knows of its process, and what the process itself does."""
+
+    def __init__(self, job: Job, host: Host, network: int) -> None:
+        self.host = host
+        self.pid = self.starts = 0
+        self.exit_code: int | None = None
+        """The exit code as a shell reports it; None while the process runs."""
+        self.scheduled = False
+        """Whether a scheduled fault has killed it."""
+        self._job, self._network = job, network
+        # Reused when the worker starts again: whoever has mapped the memory sees the new worker's steps.
+        self._status_file = os.memfd_create(f"status{host.index}")
+        self.status = HostStatus.create(self._status_file)
+
+    @property
+    def alive(self) -> bool:
+        return self.exit_code is None
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the worker and the processes it started."""
+        if self.alive:
+            try:
+                os.killpg(self.pid, number)
+            except ProcessLookupError:
+                os.kill(self.pid, number)  # it was forked just now and has no session of its own yet
+
+    def start(self, selector: selectors.BaseSelector, answer: Answer) -> None:
+        """Fork the process, for the first time or again; in the child this raises BecomeWorker."""
+        self.status = HostStatus.create(self._status_file, speed=self.host.speed)
+        self.starts += 1
+        self.exit_code, self.scheduled = None, False
+        ours, theirs = Pipe()
+        pipes = [os.pipe(), os.pipe()]
+        # Blocked until the child has handlers of its own: a signal in between would be lost.
+        signal.pthread_sigmask(signal.SIG_BLOCK, WORKER_SIGNALS)
+        self.pid = os.fork()
+        if self.pid == 0:
+            ours.close()
+            _close_in_child(selector)
+            raise BecomeWorker(partial(self._live, [writing for _, writing in pipes], theirs))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_SIGNALS)
+        theirs.close()  # the worker has its own copy; with ours open, its end would go unnoticed
+        answer_requests(ours, selector, answer)
+        prefix = f"[{self.host.name}] " if self._job.prefix else ""
+        for (reading, writing), target in zip(pipes, (1, 2), strict=True):
+            os.close(writing)
+            forward_output(reading, target, prefix, selector)
+
+    # In the forked process
+
+    def _live(self, outputs: Sequence[int], control: Connection[Any, Any]) -> NoReturn:
+        """Turn this process into the worker, with its own session, output and network; run the command."""
+        os.setsid()
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_SIGNALS)
+        for source, target in zip(outputs, (1, 2), strict=True):
+            os.dup2(source, target)
+        for file in (control.fileno(), self._status_file):
+            os.set_inheritable(file, True)
+        enter_host(self._network, self.host.name)
+        os.environ.update(self._environment(control.fileno()))
+        self._run()
+
+    def _environment(self, control: int) -> dict[str, str]:
         """Return torchrun's variables for one worker per machine, and the lab's own."""
-        description, rank = self.job.description, str(self.host)
+        description, rank = self._job.description, str(self.host.index)
         world_size = str(len(description.hosts))
-        site = description.hosts[self.host].site
         return {
-            **self.job.environment,
+            **self._job.environment,
             **dict.fromkeys(("RANK", "GROUP_RANK", "ROLE_RANK"), rank),
             **dict.fromkeys(("WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"), world_size),
             **dict.fromkeys(("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "TP_SOCKET_IFNAME"), INTERFACE),
@@ -66,30 +121,16 @@ class WorkerSpec:
             "TORCHELASTIC_RUN_ID": "lab",
             "TORCHELASTIC_RESTART_COUNT": str(self.starts - 1),
             "TORCHELASTIC_MAX_RESTARTS": "0",
-            "TORCHELASTIC_USE_AGENT_STORE": str(bool(self.job.python_arguments)),
+            "TORCHELASTIC_USE_AGENT_STORE": str(bool(self._job.python_arguments)),
             "PYTHONUNBUFFERED": "1",
-            STATUS_VARIABLE: f"/proc/self/fd/{self.status}",
-            CONTROL_VARIABLE: str(self.control.fileno()),
-            **({SITE_VARIABLE: str(site)} if description.num_sites > 1 else {}),
+            STATUS_VARIABLE: f"/proc/self/fd/{self._status_file}",
+            CONTROL_VARIABLE: str(control),
+            **({SITE_VARIABLE: str(self.host.site)} if description.num_sites > 1 else {}),
         }
 
-    def become(self) -> None:
-        """Turn this process into the worker: its own session, output, network and environment."""
-        os.setsid()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WORKER_SIGNALS)
-        for source, target in zip(self.outputs, (1, 2), strict=True):
-            os.dup2(source, target)
-        for file in (self.control.fileno(), self.status):
-            os.set_inheritable(file, True)
-        enter_host(self.network, self.job.description.hosts[self.host].name)
-        os.environ.update(self.environment())
-
-    def run(self) -> NoReturn:
-        """Run the command and end the process."""
-        command = self.job.command
-        if not self.job.python_arguments:
+    def _run(self) -> NoReturn:
+        command = self._job.command
+        if not self._job.python_arguments:
             try:
                 os.execvp(command[0], command)
             except OSError as problem:
@@ -100,14 +141,17 @@ class WorkerSpec:
         if "torch" in sys.modules:
             from torch.optim.optimizer import register_optimizer_step_post_hook
 
-            faults = self.job.description.faults if self.starts == 1 else ()
-            stops = {f.step for f in faults if f.host == self.host and f.step is not None}
-            register_optimizer_step_post_hook(StepCounter(HostStatus.map(self.status), stops))
-        _run_python(self.job.python_arguments)
+            faults = self._job.description.faults if self.starts == 1 else ()
+            stops = {f.step for f in faults if f.host == self.host.index and f.step is not None}
+            register_optimizer_step_post_hook(StepCounter(self.status, stops))
+        _run_python(self._job.python_arguments)
 
 
-def serve_store(network: int, host: Host) -> NoReturn:
-    """Serve torch's rendezvous store on host 0, as torchrun's agent does: it outlives worker 0."""
+def start_store(network: int, host: Host, selector: selectors.BaseSelector) -> None:
+    """Fork a process that serves torch's rendezvous store, as torchrun's agent does: it outlives worker 0."""
+    if os.fork() != 0:
+        return
+    _close_in_child(selector)
     os.setsid()
     enter_host(network, host.name)
     from torch._C._distributed_c10d import TCPStore
@@ -116,6 +160,13 @@ def serve_store(network: int, host: Host) -> NoReturn:
     while True:
         signal.pause()
         assert store  # it serves as long as it is referenced
+
+
+def _close_in_child(selector: selectors.BaseSelector) -> None:
+    for key in selector.get_map().values():
+        # An object must be closed as one: collected later, it would close a reused descriptor.
+        os.close(key.fileobj) if isinstance(key.fileobj, int) else key.fileobj.close()  # type: ignore[attr-defined]
+    selector.close()
 
 
 def _run_python(arguments: Sequence[str]) -> NoReturn:
@@ -150,39 +201,38 @@ def _run_python(arguments: Sequence[str]) -> NoReturn:
     os._exit(code & 0xFF)
 
 
-class StepCounter:
-    """Optimizer hook that counts steps, waits at scheduled faults, and slows down a slow host.
+def forward_output(source: int, target: int, prefix: str, selector: selectors.BaseSelector) -> None:
+    """Copy complete lines from a pipe to `target`, each with a prefix, until the other side closes it."""
+    rest = b""
 
-    It counts the steps of the first optimizer only, not of an outer optimizer beside it.
-    """
+    def ready() -> None:
+        nonlocal rest
+        data = os.read(source, 1 << 16)
+        *lines, rest = (rest + data).split(b"\n")
+        if not data and rest:
+            lines = [rest]
+        text = b"".join(prefix.encode() + line + b"\n" for line in lines)
+        with suppress(BrokenPipeError):  # the reader (head, less) is gone; the run continues
+            while text:
+                text = text[os.write(target, text) :]
+        if not data:
+            selector.unregister(source)
+            os.close(source)
 
-    def __init__(
-        self,
-        status: HostStatus,
-        stops: set[int],
-        *,
-        used_s: Callable[[], float] = time.thread_time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
-        self._status, self._stops = status, stops
-        self._used_s, self._sleep = used_s, sleep
-        self._counted: weakref.ref[Any] | None = None
-        self._before_s = used_s()
+    selector.register(source, selectors.EVENT_READ, ready)
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        counted = self._counted and self._counted()
-        if counted is None:
-            self._counted = weakref.ref(optimizer)
-        elif counted is not optimizer:
-            return
-        # Only this thread's processor time is stretched: waiting for peers is not computing, and an
-        # emulated accelerator, which sleeps, slows itself down.
-        if self._status.speed < 1:
-            self._sleep((self._used_s() - self._before_s) * (1 / self._status.speed - 1))
-        self._status.steps = steps = self._status.steps + 1
-        if steps in self._stops:
-            waited_s = 0.0
-            while self._status.released < steps and waited_s < MAX_STOP_S:
-                self._sleep(0.001)
-                waited_s += 0.001
-        self._before_s = self._used_s()
+
+def answer_requests(source: Connection[Any, Any], selector: selectors.BaseSelector, answer: Answer) -> None:
+    """Answer every request that arrives, if need be with an error, until the other side closes."""
+
+    def ready() -> None:
+        try:
+            try:
+                source.send(answer(source.recv()))
+            except ThinwireError as refusal:
+                source.send(refusal)
+        except (EOFError, OSError):  # it has ended
+            selector.unregister(source)
+            source.close()
+
+    selector.register(source, selectors.EVENT_READ, ready)

@@ -15,12 +15,15 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from thinwire.checked_json import parse_json
 from thinwire.errors import DataError, check, check_one_of
 from thinwire.events import RunStarted
+from thinwire.files import read_regular
 from thinwire.recipes import registry
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
+MOST_BYTES = 1 << 26
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +132,6 @@ def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
 def read_config(run: Path) -> RunConfig:
     """Read the configuration from a run folder."""
     try:
-        return RunConfig(**json.loads((run / FILE).read_text(encoding="utf-8"))["config"])
+        return RunConfig(**parse_json(read_regular(run / FILE, MOST_BYTES))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{run / FILE} cannot be read: {error}") from error

@@ -12,9 +12,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from thinwire.errors import MissingExtra, ThinwireError
+from thinwire.errors import DataError, MissingExtra, ThinwireError
 from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
-from thinwire.recipes.config import FILE, RunConfig, write_config
+from thinwire.files import locked, read_regular
+from thinwire.recipes.config import FILE, MOST_BYTES, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
 POLL_S = 0.1
@@ -97,8 +98,8 @@ def run_local(
     """Train on workers of this machine until they end; ThinwireError says why if they fail."""
     began_s = time.monotonic()
     state, reader = RunState(config.workers), EventReader(folder)
-    reader.poll()  # skip the events of a run that is resumed
-    with written(folder, config, state):
+    with locked(folder, lock_name(0)), written(folder, config, state):
+        reader.poll()  # skip the events of a run that is resumed
         with LocalWorkers(folder, config.workers) as workers:
             status = follow(workers, reader, state, watch, limit_s=limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
@@ -107,11 +108,19 @@ def run_local(
     return FinishedRun(state.summary, time.monotonic() - began_s, folder)
 
 
+def lock_name(rank: int) -> str:
+    """The lock by which a run holds its folder: one for each worker that torchrun starts, else the first."""
+    return f".lock-{rank}"
+
+
 @contextmanager
 def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
     """Keep the configuration in the folder; put back the earlier one if its run could not be resumed."""
     path = folder / FILE
-    before = path.read_bytes() if path.exists() else None
+    try:
+        before = read_regular(path, MOST_BYTES) if path.exists() else None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
     write_config(folder, config)
     try:
         yield

@@ -24,10 +24,9 @@ from thinwire.recipes.config import RunConfig, run_started
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
 from thinwire.recipes.setup import RunSetup, advice_for, talks
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies import registry as strategies
 
 MAX_WRITERS = 64
@@ -122,7 +121,7 @@ class _VirtualRun:
             Network(cluster.description, **latencies),
             self._strategy,
             self._learners,
-            ComputeModel(compute=Compute.of(self._compute_s), bucket_bytes=cluster.bucket_bytes),
+            ComputeModel.of(self._compute_s, bucket_bytes=cluster.bucket_bytes),
             jitter=cluster.jitter,
             seed=config.seed,
             recovery_s=cluster.recovery_s,

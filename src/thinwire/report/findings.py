@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from thinwire.report.runs import Run
-from thinwire.report.subject import Comparison, Subject
+from thinwire.report.subject import STUDY, Comparison, Subject, damaged_lines
 from thinwire.timings import BASELINE, Timing, best_of_ours, cells, headline, net_words, place, ran, speedups
 from thinwire.units import as_bytes, as_metric, as_percent, as_rate, as_ratio, as_seconds, count, three_digits
 
@@ -51,8 +51,8 @@ def notices(subject: Subject) -> list[str]:
         said.append("In cells marked as such the processors of the machine, not the wire, set the time.")
     missing = {t.system: t.unavailable for t in subject.timings if t.unavailable}
     said += [f"{system} could not run: {reason}." for system, reason in missing.items()]
-    if subject.skipped:
-        said.append(f"{count(subject.skipped, 'line')} of events could not be read and were left out.")
+    if subject.damage:
+        said.append(f"{damaged_lines(subject.damage)}; the others are shown.")
     return [*said, *subject.notes]
 
 
@@ -263,7 +263,7 @@ def _grid(subject: Subject) -> Facts:
     if emulated == {True}:
         compute = "emulated: layers wait as long as an accelerator would take; bytes are real"
     # their rates are not in the folders of the trainings
-    studies = subject.facts.get("config", {}).get("studies", [])
+    studies = [s for s in subject.facts.get("config", {}).get("studies", []) if STUDY.keys() <= s.keys()]
     where = [f"{count(s['workers'], 'worker')} at {as_rate(s['rate_bits_per_s'])}" for s in studies]
     return [
         ("nets", "; ".join(dict.fromkeys(net_words(cell.net) for cell in known)) or "none"),
@@ -280,13 +280,13 @@ def _provenance(facts: Mapping[str, Any]) -> Facts:
     begin, end = facts.get("begin", {}), facts.get("end", {})
     changed = len(begin.get("changed_files", []))
     commit = begin.get("commit", "")[:12] + (f" and {count(changed, 'changed file')}" if changed else "")
-    loads = [(when, told["load_average"][0]) for when, told in (("before", begin), ("after", end)) if told]
+    loads = [(when, told.get("load_average")) for when, told in (("before", begin), ("after", end))]
     packages = [name for name in ("python", "thinwire", "torch", "numpy") if name in begin]
     return [
         ("versions", ", ".join(f"{name} {begin[name]}" for name in packages)),
         ("code", commit if begin.get("commit") else ""),
         ("hardware", _machine(begin)),
-        ("load", ", ".join(f"{when} {load:.1f}" for when, load in loads)),
+        ("load", ", ".join(f"{when} {load[0]:.1f}" for when, load in loads if load)),
         ("time", " to ".join(str(told["time"]) for told in (begin, end) if "time" in told)),
         ("command", " ".join(begin.get("command", []))),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from bisect import bisect_right
 from collections import Counter
@@ -12,12 +11,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
+from thinwire.checked_json import fits, fitting, parse_json
 from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Summary
+from thinwire.files import read_regular
 from thinwire.timings import Family
 
 State = Literal["finished", "failed", "unfinished"]
 Point = tuple[float, float]
 Step = TypeVar("Step", Progress, Evaluated)
+MOST_JSON_BYTES = 1 << 26
+CONFIG = {"settings": Mapping[str, object], "workers": int}
+FACTS = {"config": Mapping[str, object], "versions": Mapping[str, object], "cores": int}
+"""Of a run's config.json, what is relied on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -135,7 +140,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     workers = _workers(events)
     if not workers and not evaluated and summary is None:
         return None
-    facts = read_json(folder / "config.json", {})
+    facts = read_json(folder / "config.json", FACTS)
     world_size = len(workers)
     config, versions = facts.get("config", {}), facts.get("versions", {})
     if starts:
@@ -144,6 +149,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
     elif summary is not None:
         names = ("recipe", "strategy", "settings", "workers")
         world_size, config = summary.workers, {**{name: getattr(summary, name) for name in names}, **config}
+    config = fitting(config, CONFIG)
     workers = [worker for worker in workers if worker.rank < world_size]
     return Run(
         folder=folder,
@@ -221,10 +227,20 @@ def _state(events: Sequence[Event]) -> State:
     return next((state for state in ("failed", "finished") if state in newest.values()), "unfinished")
 
 
-def read_json(path: Path, empty: Any) -> Any:
-    """The content of a JSON file; `empty` if it is absent, damaged or of another type."""
+def read_json(path: Path, types: Mapping[str, Any]) -> dict[str, Any]:
+    """The object in a JSON file, without entries of other types; empty if it is absent or damaged."""
+    content = _parsed(path)
+    return fitting(content, types) if isinstance(content, dict) else {}
+
+
+def read_list(path: Path, types: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The objects in the list of a JSON file, without those of other types."""
+    content = _parsed(path)
+    return [each for each in content if fits(each, types)] if isinstance(content, list) else []
+
+
+def _parsed(path: Path) -> Any:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(read_regular(path, MOST_JSON_BYTES))
     except (OSError, ValueError):
-        return empty
-    return content if isinstance(content, type(empty)) else empty
+        return None

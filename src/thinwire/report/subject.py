@@ -9,7 +9,7 @@ from typing import Any
 
 from thinwire.errors import DataError
 from thinwire.events import FOLDER, EventReader, StepTimed
-from thinwire.report.runs import Run, make_run, read_json
+from thinwire.report.runs import Run, make_run, read_json, read_list
 from thinwire.timings import CEILING, FAMILIES, Family, Timing, timings
 from thinwire.units import count
 
@@ -17,6 +17,17 @@ RUNS = "runs"
 """The part of a bench folder that holds its trainings."""
 NAMED = ("workers", "seed", "epochs", "clock")
 """Settings that distinguish runs of the same system."""
+STUDY = {"recipe": str, "workers": int, "rate_bits_per_s": float}
+_MOMENT = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
+BENCH_FACTS = {
+    "config": {"studies": [STUDY]},
+    "begin": _MOMENT,
+    "end": _MOMENT,
+    "families": Mapping[str, Family],
+}
+"""Of bench.json, what is relied on."""
+MOST_NAMED = 3
+"""Damaged lines that are named; more are counted."""
 PART_OF_SYSTEM = ("batch_size", "device")
 """Settings that count as part of the system, like those of its strategy."""
 
@@ -96,8 +107,8 @@ class Subject:
     timings: Sequence[Timing]
     """Step times of the benchmark; without one, of the runs."""
     runs: Sequence[Run]
-    skipped: int
-    """Lines of event files that could not be read."""
+    damage: Sequence[str]
+    """Lines and files of events that could not be read, by name and number."""
     notes: Sequence[str]
     """Folders that were left out, with the reason."""
 
@@ -116,12 +127,12 @@ class Subject:
 def read_subject(folder: Path) -> Subject:
     """Read whatever the folder holds; DataError says what is wrong if that is nothing."""
     _check(folder)
-    own, blocks, skipped = _read(folder)
+    own, blocks, damage = _read(folder)
     runs, notes = [own] if own is not None else [], []
     below = [folder / RUNS] if blocks else [folder, folder / RUNS]
     for child in sorted(path.parent for place in below for path in place.glob(f"*/{FOLDER}/")):
         run, inside, damaged = _read(child)
-        skipped += damaged
+        damage += [f"{child.name}/{place}" for place in damaged]
         if run is not None:
             runs.append(run)
         elif inside:
@@ -130,10 +141,10 @@ def read_subject(folder: Path) -> Subject:
             notes.append(f"{child.name} was left out: {_nothing(damaged)}")
     if not runs and not blocks:
         raise DataError(
-            f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(skipped)),
+            f"no run to report on in {folder}: " + ("; ".join(notes) or _nothing(damage)),
             hint="name the folder that a command calls its results, or one that holds several of these",
         )
-    facts = read_json(folder / "bench.json", {})
+    facts = read_json(folder / "bench.json", BENCH_FACTS)
     families: dict[str, Family] = facts.get("families", {}) | {block.system: block.family for block in blocks}
     named = sorted(_named(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
     return Subject(
@@ -142,17 +153,17 @@ def read_subject(folder: Path) -> Subject:
         is_bench=bool(blocks),
         timings=timings(blocks) if blocks else timings_of(named),
         runs=named,
-        skipped=skipped,
+        damage=damage,
         notes=notes,
     )
 
 
-def _read(folder: Path) -> tuple[Run | None, list[StepTimed], int]:
-    """The run in a folder, the blocks of a benchmark, and the number of lines that could not be read."""
+def _read(folder: Path) -> tuple[Run | None, list[StepTimed], list[str]]:
+    """The run in a folder, the blocks of a benchmark, and the lines that could not be read."""
     reader = EventReader(folder)
     events = reader.poll()
     blocks = [event.record for event in events if isinstance(event.record, StepTimed)]
-    return make_run(folder, events), blocks, reader.skipped
+    return make_run(folder, events), blocks, reader.damage
 
 
 def _check(folder: Path) -> None:
@@ -163,16 +174,22 @@ def _check(folder: Path) -> None:
         raise DataError(f"DIR must be the folder of a run, got {folder}", hint=f"thinwire report {run}")
 
 
-def _nothing(skipped: int) -> str:
-    if skipped:
-        return f"{count(skipped, 'line')} of events, and none could be read"
+def _nothing(damage: Sequence[str]) -> str:
+    if damage:
+        return f"{damaged_lines(damage)}, and there are no others"
     return f"there are no events ({FOLDER}/worker-*.jsonl)"
+
+
+def damaged_lines(damage: Sequence[str]) -> str:
+    """How many could not be read, and where the first ones are."""
+    first = ", ".join(damage[:MOST_NAMED]) + (", ..." if len(damage) > MOST_NAMED else "")
+    return f"{count(len(damage), 'line')} of events could not be read ({first})"
 
 
 def _aims(folder: Path) -> dict[str, float]:
     """A benchmark's targets by recipe, from its table."""
-    rows = [row for row in read_json(folder / "time_to_accuracy.json", []) if isinstance(row, dict)]
-    return {row["recipe"]: row["target"] for row in rows if "recipe" in row and row.get("target") is not None}
+    rows = read_list(folder / "time_to_accuracy.json", {"recipe": str, "target": float})
+    return {row["recipe"]: row["target"] for row in rows if {"recipe", "target"} <= row.keys()}
 
 
 def _named(runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]) -> Iterable[Run]:

@@ -53,10 +53,7 @@ class Deal:
         self._drawn = [None] * num_workers
 
     def account(self) -> str:
-        """What became of the samples so far.
-
-        Never trained on: the rest that does not go around, or what nobody was there to take.
-        """
+        """What became of the samples so far; never trained on is also the rest that does not go around."""
         counts = self._trained
         once, more, never = ((counts == 1).sum(), (counts > 1).sum(), (counts == 0).sum())
         back = f", {self._given_back} dealt again after a loss" if self._given_back else ""
@@ -71,10 +68,7 @@ def in_turn(samples: NDArray[np.int64], num_workers: int, batch_size: int) -> li
     """
     each = len(samples) // num_workers
     dealt = samples[: each * num_workers].reshape(each, num_workers)
-    return [
-        [dealt[start : start + batch_size, rank] for start in range(0, each, batch_size)]
-        for rank in range(num_workers)
-    ]
+    return [[own[start : start + batch_size] for start in range(0, each, batch_size)] for own in dealt.T]
 
 
 def in_streams(samples: NDArray[np.int64], num_workers: int, batch_size: int) -> list[Hand]:
@@ -84,9 +78,6 @@ def in_streams(samples: NDArray[np.int64], num_workers: int, batch_size: int) ->
     [[[0, 2], [1, 3]], [[4, 6], [5, 7]]]
     """
     rows = num_workers * batch_size
-    samples = np.sort(samples)
-    table = samples[: len(samples) // rows * rows].reshape(rows, len(samples) // rows)
-    return [
-        [table[rank * batch_size : (rank + 1) * batch_size, column] for column in range(table.shape[1])]
-        for rank in range(num_workers)
-    ]
+    length = len(samples) // rows
+    table = np.sort(samples)[: length * rows].reshape(num_workers, batch_size, length)
+    return [list(hand.T) for hand in table]

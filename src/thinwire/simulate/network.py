@@ -1,10 +1,9 @@
 """How long transfers take: cards and uplinks that serve bytes first come, first served; no torch.
 
 Every host has a card, and every site an uplink, each with two directions that do not disturb each other
-(full duplex). A direction serves the bytes given to it in the order in which they were given, at its
-rate. A transfer passes through the sender's card, then the uplinks of both sites if they differ, then the
-receiver's card; it flows through all of them at once and ends when the slowest has served it, plus the
-latency of the path.
+(full duplex) and serve bytes in the order they are given, at their rate. A transfer passes through the
+sender's card, then the uplinks of both sites if they differ, then the receiver's card; it flows through all
+of them at once and ends when the slowest has served it, plus the latency of the path.
 
 A collective begins when its last worker has come. It loads every card with the bytes that
 `traffic.Round` states for the worker (a ring for sums and gathers, a binomial tree for broadcasts), and
@@ -17,20 +16,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from thinwire.errors import check
 from thinwire.hosts.description import Description
 from thinwire.traffic import Round
 
 
+@dataclass(slots=True)
 class _Direction:
     """One direction of a card or an uplink."""
 
-    __slots__ = ("bytes_per_s", "free_s")
-
-    def __init__(self, bit_per_s: float) -> None:
-        self.bytes_per_s = bit_per_s / 8
-        self.free_s = 0.0
+    bytes_per_s: float
+    free_s: float = 0.0
 
     def serve(self, begin_s: float, num_bytes: float) -> tuple[float, float]:
         """When the first and when the last byte is through."""
@@ -40,23 +38,21 @@ class _Direction:
 
 
 class Network:
-    """Hosts as described, with a latency between any two of them."""
+    """Hosts as described, with a latency between any two of them, and another where a path leaves a site."""
 
     def __init__(
         self, description: Description, *, latency_s: float = 0.0, uplink_latency_s: float = 0.0
     ) -> None:
-        check(0 <= latency_s < math.inf, "latency", "seconds, 0 or more", latency_s)
-        check(0 <= uplink_latency_s < math.inf, "uplink latency", "seconds, 0 or more", uplink_latency_s)
+        for field, seconds in (("latency", latency_s), ("uplink latency", uplink_latency_s)):
+            check(0 <= seconds < math.inf, field, "seconds, 0 or more", seconds)
         self.description = description
-        self.latency_s = latency_s
-        self.uplink_latency_s = uplink_latency_s
-        """Added where a path leaves a site."""
+        self._latency_s, self._uplink_latency_s = latency_s, uplink_latency_s
         self._site = [host.site for host in description.hosts]
         rates = [host.rate_bit_per_s for host in description.hosts]
-        self._out, self._in = ([_Direction(rate) for rate in rates] for _ in range(2))
+        self._out, self._in = ([_Direction(rate / 8) for rate in rates] for _ in range(2))
         uplink = description.uplink_bit_per_s
         uplinks = [] if uplink is None else [uplink] * description.num_sites
-        self._up, self._down = ([_Direction(rate) for rate in uplinks] for _ in range(2))
+        self._up, self._down = ([_Direction(rate / 8) for rate in uplinks] for _ in range(2))
 
     def rest(self) -> None:
         """Everything is free again, for a clock that begins anew."""
@@ -72,33 +68,31 @@ class Network:
 
     def transfer(self, source: int, to: int, num_bytes: int, now_s: float) -> tuple[float, float]:
         """When the sender has sent all of it, and when the receiver has it."""
-        route, latency_s = [self._out[source]], self.latency_s
+        route, latency_s = [self._out[source]], self._latency_s
         if self._site[source] != self._site[to]:
             route += [self._up[self._site[source]], self._down[self._site[to]]]
-            latency_s += self.uplink_latency_s
+            latency_s += self._uplink_latency_s
         route.append(self._in[to])
-        first_s = last_s = sent_s = now_s
+        first_s, served_s = now_s, []
         for direction in route:
-            first_s, served_s = direction.serve(first_s, num_bytes)
-            last_s = max(last_s, served_s)
-            if direction is route[0]:
-                sent_s = served_s
-        return sent_s, last_s + latency_s
+            first_s, last_s = direction.serve(first_s, num_bytes)
+            served_s.append(last_s)
+        return served_s[0], max(served_s) + latency_s
 
     def collective(self, what: Round, members: Sequence[int], now_s: float) -> float:
         """When it ends; `members` are hosts in order of rank, all of whom have come."""
-        world_size, end_s = len(members), now_s
+        world_size, latency_s = len(members), self._latency_s
+        loads: list[tuple[_Direction, float]] = []
         for rank, host in enumerate(members):
             traffic = what.traffic(rank, world_size)
-            end_s = max(end_s, self._out[host].serve(now_s, traffic.sent_bytes)[1])
-            end_s = max(end_s, self._in[host].serve(now_s, traffic.received_bytes)[1])
-        latency_s = self.latency_s
+            loads += [(self._out[host], traffic.sent_bytes), (self._in[host], traffic.received_bytes)]
         if self._up and len({self._site[host] for host in members}) > 1:
-            latency_s += self.uplink_latency_s
+            latency_s += self._uplink_latency_s
             for site, num_bytes in self._crossing(what, members).items():
-                end_s = max(end_s, self._up[site].serve(now_s, num_bytes)[1])
-                end_s = max(end_s, self._down[site].serve(now_s, num_bytes)[1])
-        return end_s + hops(what, world_size) * latency_s
+                loads += [(self._up[site], num_bytes), (self._down[site], num_bytes)]
+        end_s = max(direction.serve(now_s, num_bytes)[1] for direction, num_bytes in loads)
+        # Messages that follow one another are as many as one worker sends, in a tree the one it starts from.
+        return end_s + what.traffic(what.source, world_size).messages * latency_s
 
     def _crossing(self, what: Round, members: Sequence[int]) -> dict[int, float]:
         """Bytes that leave, and that enter, each site: of a ring in order of rank, or of all pairs."""
@@ -114,14 +108,3 @@ class Network:
             if sites[(rank + 1) % world_size] != site:
                 crossing[site] += what.traffic(rank, world_size).sent_bytes
         return crossing
-
-
-def hops(what: Round, world_size: int) -> int:
-    """Messages of a collective that follow one after another.
-
-    >>> hops(Round(op="all_reduce", send_bytes=8), 4), hops(Round(op="broadcast", send_bytes=8), 5)
-    (6, 3)
-    """
-    if what.op == "broadcast":
-        return (world_size - 1).bit_length()
-    return (world_size - 1) * (2 if what.op == "all_reduce" else 1)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +28,14 @@ image, even with 16; mnist-cnn with 32 images: 2.7 times slower, its convolution
 
 @dataclass(slots=True)
 class _Slot:
-    """One replica's part."""
+    """One replica."""
 
     model: nn.Module
+    parameters: list[nn.Parameter]
     random: torch.Generator
     asked: tuple[Tensor, Tensor] | None = None
     carried: Carried = None
     loss: float = 0.0
-    parameters: list[nn.Parameter] = field(default_factory=list)
 
 
 class Replicas:
@@ -47,36 +47,32 @@ class Replicas:
         """`batched` None: what is faster here, found out with the first batches."""
         self.batched = batched is not False
         """Whether many are computed at once; turns to False when that fails or does not pay."""
-        self.refusal = ""
-        """Why not, in torch's words or in seconds."""
-        self._proven = False
-        self._must_pay = batched is None
-        self._loss = loss
-        self._device = next(model.parameters()).device
+        self._proven, self._must_pay = False, batched is None
+        self._loss, self._device = loss, next(model.parameters()).device
         count = len(seeds)
-        self._parameters = {n: _stack(p.detach(), count) for n, p in model.named_parameters()}
-        self._buffers = {n: _stack(b, count) for n, b in model.named_buffers()}
-        self._slots = [_Slot(deepcopy(model), torch.Generator().manual_seed(seed)) for seed in seeds]
-        for index, slot in enumerate(self._slots):  # its parameters and buffers are rows of the stacked ones
-            for name, parameter in slot.model.named_parameters():
-                parameter.data = self._parameters[name][index]
-            slot.parameters = [p for p in slot.model.parameters() if p.requires_grad]
-            for name, stacked in self._buffers.items():
-                owner, _, last = name.rpartition(".")
-                slot.model.get_submodule(owner)._buffers[last] = stacked[index]
+        self._parameters = {n: torch.stack([p.detach()] * count) for n, p in model.named_parameters()}
+        self._buffers = {n: torch.stack([b] * count) for n, b in model.named_buffers()}
+        self._slots = [self._replica(deepcopy(model), index, seed) for index, seed in enumerate(seeds)]
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
         self._mapped = Mapped(model, loss, self._trainable, self._parameters, self._buffers)
         self._waiting: list[int] = []
 
-    def __len__(self) -> int:
-        return len(self._slots)
+    def _replica(self, model: nn.Module, index: int, seed: int) -> _Slot:
+        """Make the model's parameters and buffers rows of the stacked ones."""
+        for name, parameter in model.named_parameters():
+            parameter.data = self._parameters[name][index]
+        for name, stacked in self._buffers.items():
+            owner, _, last = name.rpartition(".")
+            model.get_submodule(owner)._buffers[last] = stacked[index]
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        return _Slot(model, trainable, torch.Generator().manual_seed(seed))
 
     def model(self, index: int) -> nn.Module:
         """Replica `index`, an ordinary module."""
         return self._slots[index].model
 
     def loss(self, index: int) -> float:
-        """Of the last batch."""
+        """The loss of a replica's last batch."""
         return self._slots[index].loss
 
     def forget(self, index: int) -> None:
@@ -93,8 +89,6 @@ class Replicas:
         finally:
             own.set_state(torch.get_rng_state())
             torch.set_rng_state(before)
-
-    # -- gradients ------------------------------------------------------------------------------------
 
     def ask(self, index: int, inputs: Tensor, targets: Tensor) -> None:
         """This replica's parameters are what this batch meets; they do not change before `learn`."""
@@ -120,32 +114,27 @@ class Replicas:
             assert slot.asked is not None
             groups[slot.asked[0].shape, slot.carried is None].append(waiting)
         self._waiting = []
-        for members in groups.values():
-            for start in range(0, len(members), CHUNK):
-                self._learn(sorted(members)[start : start + CHUNK])
-
-    def _learn(self, members: list[int]) -> None:
-        if self.batched and len(members) > 1 and not self._proven:
-            self._try_together(members)
-        together = self.batched and len(members) > 1
-        (self._learn_together if together else self._learn_each)(members)
+        for group in groups.values():
+            for start in range(0, len(group), CHUNK):
+                members = sorted(group)[start : start + CHUNK]
+                if self.batched and len(members) > 1 and not self._proven:
+                    self._try_together(members)
+                together = self.batched and len(members) > 1
+                (self._learn_together if together else self._learn_each)(members)
 
     def _try_together(self, members: list[int]) -> None:
         """Find out whether the model can be batched and, unless it was asked for, whether that pays."""
         try:
             self._rehearse(self._learn_together, members)
-        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError) as error:
-            self.batched, self.refusal = False, str(error).split("\n", 1)[0]
+        except (AttributeError, NotImplementedError, RuntimeError, TypeError, ValueError):  # torch refuses
+            self.batched = False
             return
         self._proven = True
         if self._must_pay:
             self._rehearse(self._learn_each, members)  # the first time of either is no measure,
             self._rehearse(self._learn_together, members)  # nor is one that is recorded
             together_s = self._rehearse(self._learn_together, members)
-            each_s = self._rehearse(self._learn_each, members)
-            if together_s > each_s:
-                self.batched = False
-                self.refusal = f"{together_s:.3g} s together, {each_s:.3g} s one after another"
+            self.batched = together_s <= self._rehearse(self._learn_each, members)
 
     def _rehearse(self, learn: Callable[[list[int]], None], members: list[int]) -> float:
         """Seconds it takes; leaves no trace but gradients."""
@@ -213,8 +202,6 @@ class Replicas:
         pairs = zip(ours, theirs, strict=True)
         return all(a is b if a is None or b is None else torch.equal(a, b) for a, b in pairs)
 
-    # -- all together -----------------------------------------------------------------------------------
-
     @torch.no_grad()
     def mean(self, members: Sequence[int]) -> nn.Module:
         """A model of its own: the mean of these replicas, buffers included."""
@@ -229,9 +216,9 @@ class Replicas:
     @torch.no_grad()
     def spread_(self) -> None:
         """Overwrite the trainable parameters of all replicas with those of the first."""
-        parts = [self._parameters[name].tensor_split((1,)) for name in self._trainable]
+        stacked = [self._parameters[name] for name in self._trainable]
         torch._foreach_copy_(
-            [others for _, others in parts], [first.expand_as(others) for first, others in parts]
+            [rows[1:] for rows in stacked], [rows[:1].expand_as(rows[1:]) for rows in stacked]
         )
 
     @torch.no_grad()
@@ -255,12 +242,6 @@ class Replicas:
 
 
 def worth_batching(inputs: Tensor) -> bool | None:
-    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU.
-
-    On a CPU it is a rule, so that the same command gives the same bits.
-    """
+    """Whether replicas with batches like this one are faster together; None: try it, as on a GPU."""
+    # On a CPU it is a rule, so that the same command gives the same bits.
     return inputs.numel() <= SMALL_BATCH if inputs.is_cpu else None
-
-
-def _stack(tensor: Tensor, count: int) -> Tensor:
-    return tensor.unsqueeze(0).repeat(count, *[1] * tensor.dim())

@@ -12,10 +12,9 @@ from thinwire.engine.core import Stats
 from thinwire.engine.driver import Task
 from thinwire.errors import PeerLost, UsageError, check
 from thinwire.hosts.description import Fault
-from thinwire.simulate.clock import Clock, virtual_world
+from thinwire.simulate.clock import Clock, ComputeModel, Pace, virtual_world
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Pace
-from thinwire.simulate.worker import ComputeModel, Learner, Stage, VirtualWorker
+from thinwire.simulate.worker import Learner, Stage, VirtualWorker
 from thinwire.strategies.base import Strategy
 from thinwire.wire.local import LocalWorld
 
@@ -67,7 +66,6 @@ class Session:
         self._joining: list[int] = []
         self._broken = False
         self._tasks: dict[int, Task] = {}
-        self._running = 0
         self._by_step: list[Fault] = []
         speeds = [pace.speed for pace in self._paces] if model.alike else []
         self._acting_for = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
@@ -81,16 +79,12 @@ class Session:
         past, acting = self._past[host], self._acting_for.get(host, host)
         if acting not in self._workers:
             return past
-        now = self._workers[acting].stats
-        return replace(
-            now,
-            rounds=past.rounds + now.rounds,
-            traffic=past.traffic + now.traffic,
-            exposed_s=past.exposed_s + now.exposed_s,
-        )
+        now = self._workers[acting].core.stats
+        rounds, traffic = past.rounds + now.rounds, past.traffic + now.traffic
+        return replace(now, rounds=rounds, traffic=traffic, exposed_s=past.exposed_s + now.exposed_s)
 
     def worker(self, host: int) -> VirtualWorker:
-        """The worker there."""
+        """The worker that acts there."""
         return self._workers[self._acting_for.get(host, host)]
 
     def acts_for(self, host: int) -> int:
@@ -106,24 +100,18 @@ class Session:
                 self._run()
 
     def _run(self) -> None:
-        self._running = len(self._workers)
-        self._broken = False
+        running, self._broken = set(self._workers), False
         for host, worker in self._workers.items():
             worker.stop_at = self.num_steps
             self._tasks[host] = worker.train()
-            self._tasks[host].when_done(self._ended)
-        self.clock.run(until=lambda: self._broken or self._running == 0)
+            self._tasks[host].when_done(partial(running.discard, host))
+        self.clock.run(until=lambda: self._broken or not running)
         for host, task in self._tasks.items():
             if host not in self._lost and task.error is not None and not self._broken:
                 raise task.error
-        if self._running and not self._broken:
+        if running and not self._broken:
             waiting = {f"worker {w.rank} waits {self._tasks[h].waits_for}" for h, w in self._workers.items()}
             raise UsageError("deadlock: " + "; ".join(sorted(waiting)[:5]))
-
-    def _ended(self) -> None:
-        self._running -= 1
-
-    # -- faults ---------------------------------------------------------------------------------------
 
     def _expect(self, fault: Fault) -> None:
         ends = fault.seconds is not None or fault.kind not in ("pause", "cut")
@@ -137,12 +125,10 @@ class Session:
 
     def _stepped(self, worker: VirtualWorker) -> None:
         """Let what was to happen at this step happen, once the worker waits again."""
-        if not self._by_step:
-            return
         host = self.hosts[worker.rank]
         for fault in list(self._by_step):
             concerned = fault.host == host or fault.host not in self.hosts
-            if concerned and fault.step is not None and worker.steps >= fault.step:
+            if concerned and fault.step is not None and worker.core.steps >= fault.step:
                 self._by_step.remove(fault)
                 self.clock.soon(partial(self._apply_fault, fault))
 
@@ -191,26 +177,23 @@ class Session:
         if (host in self.hosts and host not in self._lost) or host in self._joining:
             return
         self._joining.append(host)
-        after = 1 + max(worker.steps for worker in self._workers.values())
+        after = 1 + max(worker.core.steps for worker in self._workers.values())
         for worker in self._workers.values():
             worker.stop_at = after
 
-    # -- another world ----------------------------------------------------------------------------------
-
     def _change(self) -> None:
         stay = [host for host in self.hosts if host not in self._lost]
-        joined = [host for host in self._joining if host not in stay]
+        joined, self._joining = self._joining, []
         if not stay:
             raise PeerLost("all workers were killed", hint="leave one of them alive")
         for host in self.hosts:
             self._past[host] = self.stats(host)
         saved = [self._workers[host].core.state_dict() for host in stay]
-        furthest = max(stay, key=lambda host: self._workers[host].steps)
+        furthest = max(stay, key=lambda host: self._workers[host].core.steps)
         self._lost.clear()
-        self._joining.clear()
         self._tasks.clear()
         self.hosts = tuple(sorted([*stay, *joined]))
-        steps = self._workers[furthest].steps
+        steps = self._workers[furthest].core.steps
         self._learners.change(self.hosts, joined, furthest)
         if self._recovery_s:
             self.clock.run(until=self.clock.sleep(self._recovery_s).done)

@@ -19,10 +19,10 @@ from torch.optim import SGD, Optimizer
 from thinwire.engine.pieces import FIRST_AGREEMENT
 from thinwire.errors import check
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.session import Session
-from thinwire.simulate.worker import ComputeModel, Learner
+from thinwire.simulate.worker import Learner
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.traffic import Traffic
 from thinwire.wire.local import NotAlike
@@ -40,57 +40,78 @@ class StepTimes:
     exposed_s: float
     """Of these, waiting for the wire, mean over workers."""
     sent_bytes: float
-    """Per step and worker."""
     messages: float
-    """Per step and worker."""
+    """Both per step and worker."""
 
 
 @dataclass(slots=True)
 class _Mark:
-    """The totals of all workers when each had ended a certain step."""
+    """The totals of all workers when each had ended a certain step, the last at `ended_s`."""
 
     ended_s: float = 0.0
-    """When the last one did."""
     exposed_s: float = 0.0
     sent_bytes: int = 0
     messages: int = 0
 
 
 class _Learner(Learner):
-    """Steps without numbers; all workers share one model, since nothing is in it."""
+    """Steps without numbers."""
 
-    def __init__(self, host: int, model: nn.Module, optimizer: Optimizer, group: _Learners) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, stepped: Callable[[int], None]) -> None:
         self.model, self.optimizer = model, optimizer
-        self._host, self._group = host, group
-        self._steps = 0
+        self._stepped, self._steps = stepped, 0
 
     def stepped(self) -> None:
         self._steps += 1
-        mark, session = self._group.marks.get(self._steps), self._group.session
-        if mark is not None and session is not None:
-            stats, count = session.stats(self._host), session.acts_for(self._host)
-            mark.ended_s = session.clock.now_s
-            mark.exposed_s += count * stats.exposed_s
-            mark.sent_bytes += count * stats.sent_bytes
-            mark.messages += count * stats.messages
+        self._stepped(self._steps)
 
 
-class _Learners:
+class _Simulation:
+    """Steps up to the last of `marks`, of workers that share one model, and their totals after each of these.
+
+    Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
+    them is played for all; where a strategy turns out to do something else, each of them.
+    """
+
     def __init__(
-        self, shapes: Sequence[tuple[int, ...]], count: int, dtype: torch.dtype, make_optimizer: MakeOptimizer
+        self,
+        shapes: Sequence[tuple[int, ...]],
+        network: Network,
+        strategy: Strategy,
+        model: ComputeModel,
+        marks: Sequence[int],
+        *,
+        jitter: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        make_optimizer: MakeOptimizer = _plain_sgd,
     ) -> None:
-        model = nn.ParameterList(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
-        optimizer = make_optimizer([nn.Parameter(torch.zeros(()))])  # there are no numbers to step
-        self._learners = [_Learner(host, model, optimizer, self) for host in range(count)]
-        self.session: Session | None = None
-        self.marks: dict[int, _Mark] = {}
-        """By number of steps."""
+        hosts = range(len(network.description.hosts))
+        may_be_alike = not (jitter or network.description.faults or overrides(strategy, "serve"))
+        for alike in (True, False) if may_be_alike else (False,):
+            empty = nn.ParameterList(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+            optimizer = make_optimizer([nn.Parameter(torch.zeros(()))])  # there are no numbers to step
+            self._learners = [_Learner(empty, optimizer, partial(self._stepped, host)) for host in hosts]
+            self.marks = {steps: _Mark() for steps in marks}
+            network.rest()
+            with suppress(NotAlike):
+                self.session = Session(network, strategy, self, replace(model, alike=alike), jitter=jitter)
+                self.session.num_steps = marks[-1]
+                self.session.epoch()
+                break
 
     def of(self, host: int) -> _Learner:
         return self._learners[host]
 
     def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
         pass
+
+    def _stepped(self, host: int, steps: int) -> None:
+        if steps in self.marks:
+            mark, stats, count = self.marks[steps], self.session.stats(host), self.session.acts_for(host)
+            mark.ended_s = self.session.clock.now_s
+            mark.exposed_s += count * stats.exposed_s
+            mark.sent_bytes += count * stats.sent_bytes
+            mark.messages += count * stats.messages
 
 
 def step_times(
@@ -102,30 +123,20 @@ def step_times(
     steps: int = 10,
     jitter: float = 0.0,
 ) -> StepTimes:
-    """Play at least `steps` regular steps, in whole periods of the strategy, of a model with parameters of
-    these shapes; after a few to get going.
-
-    Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
-    them is played for all; where a strategy turns out to do something else, each of them.
-    """
+    """Play at least `steps` regular steps of a model with these shapes, in whole periods of the strategy."""
     check(steps >= 1, "steps", "at least 1", steps)
     steps = -(-steps // strategy.period) * strategy.period
     # the order of pieces is as good as it gets once it was agreed on for the second time
     ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
     warm_up = max(ordered, strategy.adapts_in) + 2
-    may_be_alike = not jitter and not network.description.faults and not overrides(strategy, "serve")
     collects = gc.isenabled()
     gc.disable()  # it would go through thousands of workers over and over
     try:
-        try:
-            as_alike = replace(model, alike=True) if may_be_alike else model
-            learners = _play(shapes, network, strategy, as_alike, (warm_up, warm_up + steps), jitter)
-        except NotAlike:
-            learners = _play(shapes, network, strategy, model, (warm_up, warm_up + steps), jitter)
+        marks = (warm_up, warm_up + steps)
+        before, after = _Simulation(shapes, network, strategy, model, marks, jitter=jitter).marks.values()
     finally:
         if collects:
             gc.enable()
-    before, after = learners.marks.values()
     worker_steps = len(network.description.hosts) * steps
     return StepTimes(
         step_s=(after.ended_s - before.ended_s) / steps,
@@ -133,25 +144,6 @@ def step_times(
         sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
         messages=(after.messages - before.messages) / worker_steps,
     )
-
-
-def _play(
-    shapes: Sequence[tuple[int, ...]],
-    network: Network,
-    strategy: Strategy,
-    model: ComputeModel,
-    marks: Sequence[int],
-    jitter: float = 0.0,
-    kind: tuple[torch.dtype, MakeOptimizer] = (torch.float32, _plain_sgd),
-) -> _Learners:
-    """Play the steps up to the last of `marks`."""
-    network.rest()
-    learners = _Learners(shapes, len(network.description.hosts), *kind)
-    learners.marks = {steps: _Mark() for steps in marks}
-    learners.session = Session(network, strategy, learners, model, jitter=jitter)
-    learners.session.num_steps = marks[-1]
-    learners.session.epoch()
-    return learners
 
 
 def traffic(
@@ -168,15 +160,8 @@ def traffic(
 
     `make_optimizer` says which averages (momentum, Adam's moments) a strategy can send along.
     """
-
-    def play(alike: bool) -> list[Traffic]:
-        network = Network(describe(hosts=world_size, rate="1gbit"))
-        model = ComputeModel(compute=Compute.of(1.0), bucket_bytes=bucket_bytes, alike=alike)
-        kind = (dtype, make_optimizer)
-        session = _play(shapes, network, strategy, model, (steps,), kind=kind).session
-        assert session is not None
-        return [session.worker(host).core.meter.traffic for host in session.hosts]
-
-    with suppress(NotAlike):
-        return play(alike=not overrides(strategy, "serve"))
-    return play(alike=False)
+    network = Network(describe(hosts=world_size, rate="1gbit"))
+    model = ComputeModel.of(1.0, bucket_bytes=bucket_bytes)
+    simulate = partial(_Simulation, dtype=dtype, make_optimizer=make_optimizer)
+    session = simulate(shapes, network, strategy, model, (steps,)).session
+    return [session.worker(host).core.meter.traffic for host in session.hosts]

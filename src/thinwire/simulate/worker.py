@@ -1,12 +1,9 @@
-"""One worker on the virtual clock: the engine's core with a training loop around it.
-
-Only waiting is different from a link: here it is the clock that passes.
-"""
+"""One worker on the virtual clock: the engine's core in a training loop whose waiting takes virtual time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -14,12 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.engine.attach import cut
-from thinwire.engine.buckets import ParameterBucket, TrainingContext
-from thinwire.engine.core import Core, Order, Stats
+from thinwire.engine.buckets import TrainingContext
+from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.forward_reducer import ForwardReducer
-from thinwire.simulate.clock import Clock
-from thinwire.simulate.pace import Compute, Pace, Timetable
+from thinwire.simulate.clock import Clock, ComputeModel, Pace, timetable
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
@@ -61,19 +57,6 @@ class Learner:
         """A step is over."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComputeModel:
-    """How all workers of a simulation compute and send."""
-
-    compute: Compute
-    shares: tuple[float, ...] | None = None
-    """Each trainable parameter's part of the computing time; None: its part of all parameters."""
-    bucket_bytes: int | None = None
-    """None: the default of `attach`."""
-    alike: bool = False
-    """Whether one worker acts for all others of its speed; only with sizes."""
-
-
 @dataclass(slots=True)
 class Stage:
     """What the workers of one world share."""
@@ -96,34 +79,31 @@ class VirtualWorker:
         self.stop_at = math.inf
         """Steps after which to pause."""
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
-        self._clock, self._compute = stage.clock, stage.model.compute
+        self._clock, self._model = stage.clock, stage.model
         self.driver = Driver(stage.clock.soon, stage.clock.soon)
         self.context = TrainingContext(step=steps + 1)
         self.core = Core(learner.model, [learner.optimizer], strategy, lane, self, buffers="rank0")
-        cut(self.core, {}, stage.model.bucket_bytes)
-        self._timetable = _timetable(learner.model, self.core.buckets, stage.model.shares)
+        cut(self.core, {}, self._model.bucket_bytes)
+        sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
+        shares = self._model.shares or tuple(sizes.values())
+        assert len(shares) == len(sizes), "one share for each trainable parameter"
+        place = {name: index for index, name in enumerate(sizes)}
+        buckets = [[place[name] for name in bucket.names] for bucket in self.core.buckets]
+        self._full, self._needs = timetable(shares, buckets)
         self._reducer = self.core.reducer
         if isinstance(self._reducer, ForwardReducer):
-            self._reducer.foresee([bucket for bucket, _ in self._timetable.needs])
+            self._reducer.foresee([bucket for bucket, _ in self._needs])
         self._num_passes = self._num_agreed = 0
         self._slowdown = 1.0
         self.core.serve()
         learner.joined(self)
-
-    @property
-    def steps(self) -> int:
-        return self.core.steps
-
-    @property
-    def stats(self) -> Stats:
-        return self.core.stats
 
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
         return self.driver.start(self._train(), f"worker {self.rank}")
 
     async def _train(self) -> None:
-        while self.steps < self.stop_at and await self._forward():
+        while self.core.steps < self.stop_at and await self._forward():
             await self._backward()
             await self._step()
         await self._await_all(self.core.synchronizing())
@@ -137,9 +117,9 @@ class VirtualWorker:
         if not self._learner.draw():
             return False
         self._slowdown = self._pace.draw()
-        forward_s, over = self._compute.forward_s * self._slowdown, 0.0
+        forward_s, over = self._model.forward_s * self._slowdown, 0.0
         if isinstance(self._reducer, ForwardReducer):
-            for bucket, share in self._timetable.needs:
+            for bucket, share in self._needs:
                 await self._clock.sleep((share - over) * forward_s)
                 over = share
                 await self._await_all(self._reducer.needing([bucket]))
@@ -150,14 +130,14 @@ class VirtualWorker:
     async def _backward(self) -> None:
         await self._clock.moment()  # so that others who come now learn together with this one
         self._learner.learn()
-        backward_s = self._compute.backward_s * self._slowdown
+        backward_s = self._model.backward_s * self._slowdown
         if not overrides(self._strategy, "reduce"):
             await self._clock.sleep(backward_s)
             return
         self._reducer.backward_begins()
         # The first pass only counts gradients, and announces no bucket.
         announces = self._strategy.overlap != "none" and self._num_passes > 0
-        stops = [0.0, *(self._timetable.full if announces else ())]
+        stops = [0.0, *(self._full if announces else ())]
         self._num_passes += 1
         for index, (over, share) in enumerate(pairwise(stops)):
             await self._clock.sleep((share - over) * backward_s)
@@ -185,8 +165,6 @@ class VirtualWorker:
             await work
             self.core.exposed_s += self._clock.now_s - began_s
 
-    # -- the core's shell ---------------------------------------------------------------------------
-
     def wait_for(self, works: Iterable[Work]) -> None:
         for work in works:
             assert work.done(), "on the clock nothing blocks: what is needed was waited for before"
@@ -201,13 +179,3 @@ class VirtualWorker:
             self._stage.orders.append(order)
         self._num_agreed += 1
         return self._stage.orders[self._num_agreed - 1]
-
-
-def _timetable(
-    model: nn.Module, buckets: Sequence[ParameterBucket], shares: Sequence[float] | None
-) -> Timetable:
-    sizes = {name: float(p.numel()) for name, p in model.named_parameters() if p.requires_grad}
-    shares = shares or list(sizes.values())
-    assert len(shares) == len(sizes), "one share for each trainable parameter"
-    place = {name: index for index, name in enumerate(sizes)}
-    return Timetable(shares, [[place[name] for name in bucket.names] for bucket in buckets])

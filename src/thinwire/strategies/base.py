@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -13,7 +13,6 @@ from thinwire.wire.wire import Wire
 
 Overlap = Literal["forward", "backward", "none"]
 Seam = Literal["reduce", "mix", "serve", "settle"]
-_SEAMS: tuple[Seam, ...] = get_args(Seam)
 OnResize = Literal["sum", "mean", "same", "reset"]
 """What becomes of a state when the number of workers changes: its sum over workers is kept, all get its mean,
 it is the same on all anyway, or it begins anew."""
@@ -27,50 +26,37 @@ SAME: dict[str, OnResize] = {ON_RESIZE: "same"}
 class Values(Protocol):
     """One number for each number of a bucket's parameters, flat."""
 
-    @property
-    def num_parameters(self) -> int:
-        """Elements in `read`, `write_` and `add_`."""
-        ...
+    num_parameters: int
+    """Elements in `read`, `write_` and `add_`."""
 
     def read(self, out: Tensor | None = None) -> Tensor:
         """A flat copy."""
-        ...
 
     def write_(self, data: Tensor) -> None:
         """Overwrite all of them; like all writing, in the training thread only."""
-        ...
 
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
         """values += scale * data."""
-        ...
 
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
         """values += weight * (data - values); a weight for each, or one for all."""
-        ...
 
 
 class Gradients(Protocol):
     """Gradients that travel together, flat, of one dtype on one device."""
 
+    gradient: Tensor
+    """The gradients, flat; a scratch tensor that belongs to `reduce` while it runs."""
+    exact_from: int
+    """Where the part of `gradient` begins that must arrive exact: small tensors, bookkeeping."""
+
     @property
     def index(self) -> int:
         """Its place in the fixed order in which buckets go out."""
-        ...
 
     @property
     def step(self) -> int:
         """The optimizer step under way, counted from 1; the same on all workers."""
-        ...
-
-    @property
-    def gradient(self) -> Tensor:
-        """The gradients, flat; a scratch tensor that belongs to `reduce` while it runs."""
-        ...
-
-    @property
-    def exact_from(self) -> int:
-        """Where the part of `gradient` begins that must arrive exact: small tensors, bookkeeping."""
-        ...
 
 
 class Bucket(Gradients, Values, Protocol):
@@ -80,16 +66,13 @@ class Bucket(Gradients, Values, Protocol):
     def optimizer_state(self) -> Mapping[str, Values]:
         """The optimizer's averages of these parameters' gradients (momentum, Adam's moments) by name; empty
         for an optimizer that keeps none."""
-        ...
 
     @property
     def rate(self) -> float | None:
         """The learning rate that these gradients will be applied with; None where nobody knows."""
-        ...
 
     def name_at(self, place: int) -> str:
         """The name of the parameter that a number in `gradient` belongs to, for messages."""
-        ...
 
     def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
         """A flat tensor of state that follows its parameters into checkpoints, other buckets and other
@@ -97,11 +80,9 @@ class Bucket(Gradients, Values, Protocol):
 
         `part`: for all parameters, or the large ones only (`exact_from` numbers). In float32 at least.
         """
-        ...
 
     def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
         """The same with this content, such as a copy of the parameters; returns `data`."""
-        ...
 
 
 class Strategy(Protocol):

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from thinwire.compress.sizes import Payload, bits
-from thinwire.errors import SettingError, check
+from thinwire.compress.payload import Payload, bits
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import GossipRound, GossipState, Runtime
-from thinwire.strategies.parts.finite import check_finite, check_real
+from thinwire.strategies.parts import check_finite, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
@@ -70,7 +70,11 @@ class GossipGraD(Strategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
         check_real(buckets, "GossipGraD")
         chunks = Chunks([bucket.num_parameters for bucket in buckets])
-        momenta = self._momenta(len(buckets[0].optimizer_state))
+        momenta = len(buckets[0].optimizer_state) if self.exchange == "weights+momentum" else 0
+        rule = "'weights' with an optimizer that keeps no momentum"
+        hint = "SGD and RMSprop with momentum, Adam, AdamW, NAdam, RAdam and Adamax keep some"
+        possible = momenta > 0 or self.exchange == "weights"
+        check(possible, "GossipGraD.exchange", rule, self.exchange, hint=hint)
         runtime = Runtime(Schedule(self.topology, wire.world_size, self.rotate), chunks, momenta)
         if self.share == "auto":
             pick = Pick(_PAYLOADS[-1], chunks.count(FIRST_SHARE))
@@ -85,27 +89,13 @@ class GossipGraD(Strategy):
         state.runtime = runtime
         return state
 
-    def _momenta(self, kept: int) -> int:
-        """Optimizer averages that travel along, of those the optimizer keeps."""
-        if self.exchange != "weights+momentum":
-            return 0
-        if kept == 0:
-            raise SettingError(
-                "GossipGraD.exchange must be 'weights' with an optimizer that keeps no momentum, got "
-                "'weights+momentum'",
-                hint="SGD and RMSprop with momentum, Adam, AdamW, NAdam, RAdam and Adamax keep some",
-            )
-        return kept
-
     def _options(self, buckets: Sequence[Bucket], num_chunks: int, momenta: int) -> Options:
-        def model_bytes(payload: Payload) -> int:
-            return sum(
-                Encoding([(0, b.num_parameters)], b.gradient.element_size(), payload, momenta).num_bytes
-                for b in buckets
-            )
+        def num_bytes(bucket: Bucket, payload: Payload) -> int:
+            spans = [(0, bucket.num_parameters)]
+            return Encoding(spans, bucket.gradient.element_size(), payload, momenta).num_bytes
 
         allowed = _PAYLOADS[_PAYLOADS.index(self.payload) :]
-        return Options({payload: model_bytes(payload) for payload in allowed}, num_chunks)
+        return Options({p: sum(num_bytes(b, p) for b in buckets) for p in allowed}, num_chunks)
 
     async def mix(self, bucket: Bucket, state: GossipState, wire: Wire) -> None:
         if wire.world_size == 1:
@@ -125,8 +115,7 @@ class GossipGraD(Strategy):
         """Decide which chunks the round sends to whom."""
         agreement = state.runtime.agreement
         if agreement is not None and step % AGREE_EVERY == 0:
-            if agreement.gathering is not None:
-                await agreement.gathering
+            await agreement.gathering
             pick, state.caution = agreement.decide(Pick(state.payload, state.num_chunks), state.caution, wire)
             state.payload, state.num_chunks = pick.payload, pick.num_chunks
             agreement.gather(state.runtime.timer.measure(), wire)
@@ -165,8 +154,7 @@ class GossipGraD(Strategy):
             timer.end(wire.now())
 
     async def _average(self, bucket: Bucket, state: GossipState, wire: Wire) -> None:
-        """Overwrite a bucket with the mean of all workers, which becomes the reference they have in
-        common."""
+        """Overwrite a bucket with the mean of all workers, which becomes their common reference."""
         values = state.values(bucket)
         means = [value.read() for value in values]
         await in_background()
@@ -184,9 +172,8 @@ class GossipGraD(Strategy):
             state.memory.errors[bucket.index].zero_()
 
     async def settle(self, buckets: Sequence[Bucket], state: GossipState, wire: Wire) -> None:
-        agreement = state.runtime.agreement
-        if agreement is not None and agreement.gathering is not None:
-            await agreement.gathering
+        if state.runtime.agreement is not None:
+            await state.runtime.agreement.gathering
 
     def instruments(self, state: GossipState) -> Mapping[str, float]:
         return {

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.strategies.sparse.plan import MessageFormat
 from thinwire.strategies.sparse.reduction import Message, Reduction
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.wire.wire import Wire
@@ -71,13 +71,9 @@ class GTopK(SparseStrategy):
     async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
         inbox = Message(reduction.new_words(reduction.format.num_words), reduction.format)
         for hop in hops(wire.rank, wire.world_size):
-            await wire.exchange(
-                send=message.words if hop.sends else None,
-                to=hop.peer if hop.sends else None,
-                recv=inbox.words if hop.receives else None,
-                source=hop.peer if hop.receives else None,
-                tag=reduction.tag + hop.number,
-            )
+            send, recv = message.words if hop.sends else None, inbox.words if hop.receives else None
+            tag = reduction.tag + hop.number
+            await wire.exchange(send=send, to=hop.peer, recv=recv, source=hop.peer, tag=tag)
             if hop.block:
                 reduction.merge_(message, inbox, share=(wire.rank % hop.block, hop.block))
             elif hop.receives:
@@ -85,8 +81,7 @@ class GTopK(SparseStrategy):
         if not reduction.is_meta:
             state.weights[reduction.index] = 1.0 + message.passed
             state.remember_(reduction.index, message)
-            tail, held = message.tail(reduction.residual), message.held(reduction.residual)
-            reduction.finish_([message.entries()], tail, wire.world_size, held)
+            reduction.finish_([message.entries()], message.tail, wire.world_size, message.held)
 
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
         levels = world_size.bit_length() - 1

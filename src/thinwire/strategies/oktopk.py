@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compress.layout import PASSED, SparseLayout
 from thinwire.compress.regions import add_up, collect, deal_, even_starts
-from thinwire.compress.sparse import Sparse, keep_largest, without
+from thinwire.compress.sparse import PASSED, Sparse, SparseLayout, keep_largest, without
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.format import MessageFormat
-from thinwire.strategies.sparse.gather import gather
-from thinwire.strategies.sparse.reduction import Message, MessageRows, Reduction
+from thinwire.strategies.sparse.plan import MessageFormat
+from thinwire.strategies.sparse.reduction import Message, MessageRows, Reduction, gather
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.wire.wire import Wire
 
@@ -34,11 +32,11 @@ class OkTopK(SparseStrategy):
 
     async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
         to_owner, from_owner = _formats(reduction.format, wire.world_size)
-        parcels = MessageRows.new(reduction, to_owner, wire.world_size)
-        inbox = MessageRows.new(reduction, to_owner, wire.world_size)
+        num_words = wire.world_size * to_owner.num_words
+        parcels, inbox = (MessageRows(reduction.new_words(num_words), to_owner) for _ in range(2))
         sent = None if reduction.is_meta else self._deal_(parcels, message, reduction, state)
         await wire.all_to_all(parcels.words, inbox.words)
-        result = MessageRows.new(reduction, from_owner, 1)
+        result = Message(reduction.new_words(from_owner.num_words), from_owner)
         if not reduction.is_meta:
             self._add_up_(result, inbox, reduction)
         results = MessageRows(await gather(result.words, wire, tag=reduction.tag), from_owner)
@@ -53,15 +51,15 @@ class OkTopK(SparseStrategy):
         fitting, over = deal_(parcels.rows, layout, message.entries(), regions)
         parcels.rows[0, PASSED] += message.passed - message.count
         reduction.give_back_(over)
-        parcels.write_tail_(message.tail(reduction.residual))
+        parcels.write_tail_(message.tail)
         return fitting
 
-    def _add_up_(self, result: MessageRows, parcels: MessageRows, reduction: Reduction) -> None:
+    def _add_up_(self, message: Message, parcels: MessageRows, reduction: Reduction) -> None:
         """As the owner of a region: its largest sums, and a part of the tail."""
-        message, layout = Message(result.words, result.format), result.format.layout
-        kept, _ = keep_largest(add_up(collect(parcels.rows, parcels.format.layout)), layout.capacity)
+        sums = add_up(collect(parcels.rows, parcels.format.layout))
+        kept, _ = keep_largest(sums, message.format.layout.capacity)
         message.write_(kept, parcels.passed)
-        message.tail(reduction.residual).copy_(parcels.tails(reduction.residual).sum(0))
+        message.tail.copy_(parcels.tails.sum(0))
         if self.payload == "bf16":
             reduction.give_back_(Sparse(kept.index, kept.value - message.entries().value))
 
@@ -69,7 +67,7 @@ class OkTopK(SparseStrategy):
         """Step with the sums of all owners; keep the entries they did not take."""
         sums, world_size = collect(results.rows, results.format.layout), len(results.rows)
         reduction.give_back_(without(sent, sums.index))
-        tail = results.tails(reduction.residual).reshape(-1)[: reduction.tail.numel()]
+        tail = results.tails.reshape(-1)[: reduction.tail.numel()]
         reduction.finish_([sums], tail, world_size)
         state.weights[reduction.index] = 1.0 + results.passed
         if (state.runtime.buckets[reduction.index].step - 1) % MOVE_EVERY == 0:

@@ -10,9 +10,9 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from thinwire.errors import SettingError, check
 from thinwire.imports import did_you_mean, import_object
@@ -31,12 +31,10 @@ _KNOWN: Mapping[str, str] = {
     "gtopk": "thinwire.strategies.gtopk:GTopK",
     "oktopk": "thinwire.strategies.oktopk:OkTopK",
 }
-GRAMMAR = "NAME or NAME:KEY=VALUE:KEY=VALUE"
 EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SettingInfo:
+class SettingInfo(NamedTuple):
     """One field of a strategy."""
 
     name: str
@@ -46,13 +44,11 @@ class SettingInfo:
     doc: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StrategyInfo:
+class StrategyInfo(NamedTuple):
     """The entry of a strategy in `thinwire strategies`."""
 
-    name: str
     summary: str
-    settings: tuple[SettingInfo, ...]
+    settings: list[SettingInfo]
 
 
 def names() -> tuple[str, ...]:
@@ -74,18 +70,14 @@ def parse(text: str) -> tuple[str, dict[str, str]]:
     settings: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
-        check(bool(separator), "strategy", GRAMMAR, text, hint=EXAMPLES)
+        check(bool(separator), "strategy", "NAME or NAME:KEY=VALUE:KEY=VALUE", text, hint=EXAMPLES)
         check(key not in settings, f"setting {key!r}", "given once", text)
         settings[key] = value
     return name, settings
 
 
 def from_text(text: str) -> Strategy:
-    """Build the strategy written as `NAME:KEY=VALUE:KEY=VALUE`.
-
-    >>> from_text("all-reduce:overlap=none").overlap
-    'none'
-    """
+    """Build the strategy written as `NAME:KEY=VALUE:KEY=VALUE`."""
     return build(*parse(text))
 
 
@@ -111,11 +103,7 @@ def load(name: str) -> type[Strategy]:
 
 
 def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
-    """Build a strategy; a setting given as text is read by the type of its field, other values are kept.
-
-    >>> build("all-reduce", {"overlap": "none"}).overlap
-    'none'
-    """
+    """Build a strategy; a setting given as text is read by the type of its field, other values are kept."""
     cls = load(name)
     known = {field.name: field for field in _fields(cls)}
     values: dict[str, Any] = {}
@@ -123,7 +111,7 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
         field = known.get(key.replace("-", "_"))
         if field is None:
             raise SettingError(f"{name} has no setting {key!r}", hint=_known_settings(name))
-        values[field.name] = _read(field, cls, value) if isinstance(value, str) else value
+        values[field.name] = _read(hint_of(field, cls), f"{cls.__name__}.{field.name}", value)
     for field in known.values():
         if field.name not in values and _default_text(field) is None:
             raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
@@ -141,25 +129,20 @@ def resolved(strategy: Strategy) -> dict[str, object]:
     Values that cannot be written as text are left out: no command line can have changed them.
     """
     values = {field.name: getattr(strategy, field.name) for field in _fields(type(strategy))}
-    return {
-        name: value for name, value in values.items() if isinstance(value, bool | int | float | str | None)
-    }
+    return {name: value for name, value in values.items() if isinstance(value, int | float | str | None)}
 
 
 def describe(name: str) -> StrategyInfo:
     """The summary of a strategy, and its settings with their types, defaults and docs."""
     cls = load(name)
     docs = _field_docs(cls)
-    settings = tuple(
+    settings = [
         SettingInfo(
-            name=field.name,
-            type=type_text(hint_of(field, cls)),
-            default=_default_text(field),
-            doc=docs.get(field.name, ""),
+            field.name, type_text(hint_of(field, cls)), _default_text(field), docs.get(field.name, "")
         )
         for field in _fields(cls)
-    )
-    return StrategyInfo(name=name, summary=(inspect.getdoc(cls) or "").split("\n", 1)[0], settings=settings)
+    ]
+    return StrategyInfo((inspect.getdoc(cls) or "").split("\n", 1)[0], settings)
 
 
 def _fields(cls: type[Strategy]) -> list[Field[Any]]:
@@ -167,10 +150,8 @@ def _fields(cls: type[Strategy]) -> list[Field[Any]]:
 
 
 def _known_settings(name: str) -> str:
-    settings = describe(name).settings
-    if not settings:
-        return f"{name} has no settings"
-    return "it has " + "; ".join(f"{s.name} ({s.type}): {s.doc}" for s in settings)
+    settings = "; ".join(f"{s.name} ({s.type}): {s.doc}" for s in describe(name).settings)
+    return f"it has {settings}" if settings else f"{name} has no settings"
 
 
 def _field_docs(cls: type) -> dict[str, str]:
@@ -188,12 +169,13 @@ def _field_docs(cls: type) -> dict[str, str]:
     return docs
 
 
-def _read(field: Field[Any], cls: type, text: str) -> object:
-    hint = hint_of(field, cls)
+def _read(hint: Any, name: str, value: object) -> object:
+    if not isinstance(value, str):
+        return value
     try:
-        return parse_value(hint, text)
+        return parse_value(hint, value)
     except (ValueError, KeyError):
-        raise SettingError(f"{cls.__name__}.{field.name} must be {type_text(hint)}, got {text!r}") from None
+        raise SettingError(f"{name} must be {type_text(hint)}, got {value!r}") from None
 
 
 def _default_text(field: Field[Any]) -> str | None:

@@ -66,10 +66,8 @@ def hint_of(field: Field[Any], cls: type) -> Any:
         return Any
 
 
-_TRUTH = {
-    **dict.fromkeys(("true", "yes", "on", "1"), True),
-    **dict.fromkeys(("false", "no", "off", "0"), False),
-}
+_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+_SCALARS = {int: "a whole number", float: "a number", str: "text"}
 
 
 def parse_value(hint: Any, text: str) -> object:
@@ -83,7 +81,7 @@ def parse_value(hint: Any, text: str) -> object:
         return {str(option): option for option in options}[text]
     if hint in (types.NoneType, bool):
         return (_TRUTH if hint is bool else {"none": None})[text.lower()]
-    if hint in (int, float, str):
+    if hint in _SCALARS:
         return hint(text)
     raise ValueError(text)
 
@@ -95,7 +93,5 @@ def type_text(hint: Any) -> str:
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_text(option) for option in options)
-    if hint is types.NoneType:
-        return "none"
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    names = {**_SCALARS, bool: "true or false", types.NoneType: "none"}
     return names.get(hint, "a value that only Python code can give")

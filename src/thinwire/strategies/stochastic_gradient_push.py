@@ -20,13 +20,13 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from thinwire.compress.sizes import Payload, bits
+from thinwire.compress.payload import Payload, bits
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition, chunk_size
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import SAMPLE_EVERY, distance_from_mean
-from thinwire.strategies.parts.finite import check_finite, check_real
+from thinwire.strategies.parts import check_finite, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
@@ -122,21 +122,18 @@ class StochasticGradientPush(Strategy):
         step, channel = bucket.step, state.channels[bucket.index]
         if channel.outgoing.error is not None:
             raise channel.outgoing.error
-        rest: Tensor | None = None
         await in_background()
-        if self._may_send(bucket.index, state):
-            rest = self._send(bucket, step, state, wire)
-        else:
-            state.skipped_rounds += 1
+        sends = self._may_send(bucket.index, state)
+        state.skipped_rounds += not sends
+        rest = self._send(bucket, step, state, wire) if sends else None
         await training_thread()
         if rest is not None:
             bucket.add_(rest)
         self._fold(bucket, step, state)
 
     def _may_send(self, index: int, state: PushState) -> bool:
-        channel, position = state.channels[index], state.positions[index]
-        count, first = channel.chunks.count(self.share), position.chunk
-        masses = state.masses[index]
+        channel, masses = state.channels[index], state.masses[index]
+        count, first = channel.chunks.count(self.share), state.positions[index].chunk
         enough = min(masses[(first + i) % len(masses)] for i in range(count)) >= LEAST_MASS
         return channel.outgoing.done() and enough
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.strategies.sparse.base import SparseStrategy
-from thinwire.strategies.sparse.format import MessageFormat
-from thinwire.strategies.sparse.gather import gather
-from thinwire.strategies.sparse.reduction import Message, MessageRows, Reduction
+from thinwire.strategies.sparse.plan import MessageFormat
+from thinwire.strategies.sparse.reduction import Message, MessageRows, Reduction, gather
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.wire.wire import Wire
 
@@ -30,8 +29,8 @@ class TopK(SparseStrategy):
             return
         state.weights[reduction.index] = 1.0 + everyones.passed
         # One after another, not all at once: on a GPU too, all workers get the same bits.
-        sums = (each.entries() for each in everyones.messages())
-        reduction.finish_(sums, everyones.tails(reduction.residual).sum(0), wire.world_size)
+        sums = (Message(row, reduction.format).entries() for row in everyones.rows)
+        reduction.finish_(sums, everyones.tails.sum(0), wire.world_size)
 
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
         return (world_size - 1) * format.num_bytes

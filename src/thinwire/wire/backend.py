@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import atexit
 import datetime
+import logging
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,15 +22,26 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _get_default_store
 
 from thinwire.errors import UsageError, check
-from thinwire.wire.waiters import blocked
+from thinwire.wire.sockets import Opened, opened_by, shut_down
+from thinwire.wire.waiters import stop_all
+
+_COME_BACK_S = 3.0
 
 
 @dataclass(slots=True)
 class Backends:
     """What one lane talks through: Gloo for the CPU, and NCCL for GPUs where the world has it."""
 
+    key: tuple[object, ...]
+    number: int
+    """Of those with this key."""
     cpu: Any
-    cuda: Any = None
+    cuda: Any
+    sockets: Opened
+
+    def abort(self) -> None:
+        """End what is under way with an error."""
+        shut_down(self.sockets)
 
 
 @dataclass(slots=True)
@@ -37,49 +50,65 @@ class Pool:
 
     _world: ProcessGroup | None = None
     _generation: int = 0
-    _free: dict[tuple[object, ...], list[tuple[int, Backends]]] = field(default_factory=dict)
+    _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
     _uses: dict[tuple[int, ...], int] = field(default_factory=dict)
     _clients: list[Store] = field(default_factory=list)
+    _client_sockets: Opened = field(default_factory=list)
+    made: list[Backends] = field(default_factory=list)
+    """All of this world."""
     ends_world: bool = False
     """Whether the default process group is ours to end."""
     watch_client: Store | None = None
     """The store's client for all heartbeats."""
 
-    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> tuple[int, Backends]:
-        """A backend for a lane; blocks until all of `ranks` take theirs. The number is for `give_back`."""
+    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Backends:
+        """A backend for a lane; blocks until all of `ranks` take theirs."""
         key = (tuple(ranks), name, timeout_s)
-        free = self._free.setdefault(key, [])
-        if free:
-            free.sort(key=lambda entry: entry[0])  # the same one on all workers
+        if free := self._free.get(key):
+            free.sort(key=lambda backends: backends.number)  # the same one on all workers
             return free.pop(0)
         number = self._made[key] = self._made.get(key, 0) + 1
         label = f"thinwire/{self._generation}/{'-'.join(map(str, ranks))}/{name}/{number}"
         # A client is locked while somebody waits in it, so each thread that connects needs its own.
-        client = self._clients.pop() if self._clients else new_client()
-        backends = _connect(client, ranks, label, timeout_s)
+        client = self._clients.pop() if self._clients else self.new_client()
+        (cpu, cuda), sockets = opened_by(lambda: _connect(client, ranks, label, timeout_s))
+        backends = Backends(key, number, cpu, cuda, sockets)
         self._clients.append(client)
-        return number, backends
+        self.made.append(backends)
+        return backends
 
-    def give_back(
-        self, ranks: Sequence[int], name: str, timeout_s: float, number: int, backends: Backends
-    ) -> None:
+    def give_back(self, backends: Backends) -> None:
         if self._world is dist.group.WORLD and self._world is not None:
-            self._free.setdefault((tuple(ranks), name, timeout_s), []).append((number, backends))
+            self._free.setdefault(backends.key, []).append(backends)
 
     def use(self, ranks: Sequence[int]) -> str:
         """A name for the next use of these ranks, the same on all of them."""
         if self._world is not dist.group.WORLD:
             self._world = dist.group.WORLD
             self._generation += 1
-            self._free, self._made, self._uses, self._clients = {}, {}, {}, []
-            self.watch_client = new_client()
+            self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
+            self.watch_client = self.new_client()
         uses = self._uses[tuple(ranks)] = self._uses.get(tuple(ranks), 0) + 1
         return f"{self._generation}/{'-'.join(map(str, ranks))}/{uses}"
+
+    def new_client(self) -> Store:
+        """A client of the store that joins the workers; torch 2.13 now and then takes 5 s to connect one."""
+        store = _get_default_store()
+        client, sockets = opened_by(store.clone)  # type: ignore[attr-defined]  # not in the stubs
+        self._client_sockets += sockets
+        return client  # type: ignore[no-any-return]
+
+    def abort(self) -> None:
+        """At exit: have everybody come back who waits in a backend or the store."""
+        for backends in self.made:
+            backends.abort()
+        shut_down(self._client_sockets)
 
     def clear(self) -> None:
         self._free.clear()
         self._clients.clear()
+        self.made.clear()
         self.watch_client = None
 
 
@@ -89,21 +118,15 @@ _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """What srun and mpirun call the number of processes they have started."""
 
 
-def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> Backends:
+def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
     timeout = datetime.timedelta(seconds=timeout_s)
     rank, size = list(ranks).index(dist.get_rank()), len(ranks)
-    backends = Backends(dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout))
-    if has_nccl():  # not tried with several GPUs: NCCL refuses to share one
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        backends.cuda = dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
-    return backends
-
-
-def new_client() -> Store:
-    """A client of the store that joins the workers, which now and then takes 5 s to connect (torch 2.13)."""
-    client: Store = _get_default_store().clone()  # type: ignore[attr-defined]  # not in the stubs
-    return client
+    gloo = dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout)
+    if not has_nccl():
+        return gloo, None
+    options = dist.ProcessGroupNCCL.Options()  # not tried with several GPUs: NCCL refuses to share one
+    options._timeout = timeout
+    return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
 
 def has_nccl() -> bool:
@@ -151,11 +174,16 @@ def start_world() -> None:
 
 
 def _at_exit() -> None:
-    if blocked:
-        return  # a backend with something under way cannot be destroyed
+    pool.abort()
+    if not stop_all(timeout_s=_COME_BACK_S):
+        # Somebody is still in a backend, and would abort the process when it comes back.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
     pool.clear()
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
 
 
-atexit.register(_at_exit)
+atexit.register(_at_exit)  # at import, so that it runs after what others register later

@@ -13,14 +13,15 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
+from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.work import Work, finished
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Call = Callable[[], None]
 
@@ -32,11 +33,9 @@ class Medium(Protocol):
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         """Carry a message that both ends have asked for."""
-        ...
 
     def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
         """Carry out a collective that all of `ranks` have come to."""
-        ...
 
 
 class Immediate:
@@ -75,8 +74,9 @@ class _Exchange(Work):
 class _Post(NamedTuple):
     """One half of an exchange that waits for the other end."""
 
-    source: int | None
+    source: Peer
     """None: from whoever sends first."""
+    to: int
     data: Tensor
     work: _Exchange
 
@@ -104,6 +104,16 @@ class _Channel:
     receives: Posts = field(default_factory=lambda: defaultdict(list))
 
 
+def _post(post: _Post, tag: int, others: Posts, own: Posts) -> list[_Post]:
+    """The other end of a post, if it waits among `others`; if not, the post waits among its own kind."""
+    waiting = others[post.to, tag]
+    for index, other in enumerate(waiting):
+        if None in (post.source, other.source) or post.source == other.source:
+            return [waiting.pop(index)]
+    own[post.to, tag].append(post)
+    return []
+
+
 class LocalWorld:
     """The shared memory of `world_size` workers; hand `lane(rank)` to each.
 
@@ -126,17 +136,11 @@ class LocalWorld:
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
-        self._channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
+        self.channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
         self._everyone = tuple(range(world_size))
 
     def lane(self, rank: int) -> LocalLane:
-        return self.join("", self._everyone, rank)
-
-    def join(self, name: str, ranks: tuple[int, ...], rank: int) -> LocalLane:
-        """The end of a lane of these ranks, for one of them."""
-        with self.lock:
-            channel = self._channels.setdefault((name, ranks), _Channel())
-        return LocalLane(self, channel, name, ranks, rank)
+        return LocalLane(self, "", self._everyone, rank)
 
     def lose(self, error: BaseException) -> None:
         """A worker is gone: everything under way, and everything after, fails with `error`."""
@@ -157,13 +161,12 @@ class LocalWorld:
 class LocalLane:
     """One worker's end of a lane in a LocalWorld."""
 
-    def __init__(
-        self, world: LocalWorld, channel: _Channel, name: str, ranks: tuple[int, ...], rank: int
-    ) -> None:
+    def __init__(self, world: LocalWorld, name: str, ranks: tuple[int, ...], rank: int) -> None:
         self.world_size = len(ranks)
         self.rank = rank if self.world_size == world.world_size else ranks.index(rank)
         self._world = world
-        self._channel = channel
+        with world.lock:
+            self._channel = world.channels.setdefault((name, ranks), _Channel())
         self._name = name
         self._ranks = ranks
         self._check_alike(self.world_size == world.world_size, "collectives of some workers")
@@ -174,13 +177,16 @@ class LocalLane:
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> LocalLane:
         members = self._ranks if ranks is None else tuple(self._ranks[r] for r in ranks)
-        return self._world.join(f"{self._name}/{name}", members, self._ranks[self.rank])
+        return LocalLane(self._world, f"{self._name}/{name}", members, self._ranks[self.rank])
 
     def now(self) -> float:
         return self._world.medium.now()
 
-    def set_status(self, status: str) -> None:
+    def set_status(self, steps: int, doing: str) -> None:
         """Nobody here asks who is alive."""
+
+    def missing(self, steps: int) -> None:
+        return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
@@ -194,82 +200,37 @@ class LocalLane:
     # -- exchanges --------------------------------------------------------------------------------
 
     def exchange(
-        self,
-        *,
-        send: Tensor | None = None,
-        to: int | None = None,
-        recv: Tensor | None = None,
-        source: int | None = None,
-        tag: int = 0,
+        self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
         self._check_alike(not self._world.acting, "exchanges")
         sends = send is not None and to is not None
         if not sends and recv is None:
             return finished()
-        work, matches = _Exchange(sends + (recv is not None)), list[tuple[_Post, _Post, int]]()
-        with self._world.lock:
+        world, channel = self._world, self._channel
+        work, matches = _Exchange(sends + (recv is not None)), list[tuple[_Post, _Post]]()
+        with world.lock:
             if self._refused(work):
                 return work
-            self._world.open.add(work)
+            world.open.add(work)
             if recv is not None:
-                self._receive(_Post(source, recv, work), tag, matches)
+                own = _Post(source, self.rank, recv, work)
+                matches += [(other, own) for other in _post(own, tag, channel.sends, channel.receives)]
             if send is not None and to is not None:
-                self._send(_Post(self.rank, send.detach(), work), to, tag, matches)
-            for sent, received, _ in matches:
+                own = _Post(self.rank, to, send.detach(), work)
+                matches += [(own, other) for other in _post(own, tag, channel.receives, channel.sends)]
+            for sent, received in matches:
                 received.data.copy_(sent.data)
-        for sent, received, receiver in matches:
-            self._transfer(sent, received, receiver)
+        for sent, received in matches:
+            assert sent.source is not None, "a sender knows who it is"
+            ends = (partial(world.end, [post.work]) for post in (sent, received))
+            world.medium.transfer(self._ranks[sent.source], self._ranks[sent.to], sent.data.nbytes, *ends)
         return work
-
-    def _receive(self, receive: _Post, tag: int, matches: list[tuple[_Post, _Post, int]]) -> None:
-        sends = self._channel.sends[self.rank, tag]
-        for index, send in enumerate(sends):
-            if receive.source in (None, send.source):
-                del sends[index]
-                matches.append((send, receive, self.rank))
-                return
-        self._channel.receives[self.rank, tag].append(receive)
-
-    def _send(self, send: _Post, to: int, tag: int, matches: list[tuple[_Post, _Post, int]]) -> None:
-        receives = self._channel.receives[to, tag]
-        for index, receive in enumerate(receives):
-            if receive.source in (None, send.source):
-                del receives[index]
-                matches.append((send, receive, to))
-                return
-        self._channel.sends[to, tag].append(send)
-
-    def _transfer(self, send: _Post, receive: _Post, to: int) -> None:
-        world, source = self._world, send.source
-        assert source is not None, "a sender knows who it is"
-        world.medium.transfer(
-            self._ranks[source],
-            self._ranks[to],
-            send.data.nbytes,
-            lambda: world.end([send.work]),
-            lambda: world.end([receive.work]),
-        )
 
     # -- collectives ------------------------------------------------------------------------------
 
-    def all_reduce_(self, data: Tensor) -> Work:
-        return self._join("all_reduce", data, data)
-
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        return self._join("reduce_scatter", data, out)
-
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        return self._join("all_gather", data, out)
-
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        return self._join("all_to_all", data, out)
-
-    def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        self._check_alike(not self._world.acting, "broadcasts")
-        return self._join("broadcast", data, data, source)
-
-    def _join(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
+    def collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         """Come to the next collective of this lane."""
+        self._check_alike(op != "broadcast", "broadcasts")
         if self.world_size == 1:
             if out is not data:
                 out.copy_(data)
@@ -292,7 +253,9 @@ class LocalLane:
                 if not data.is_meta:
                     _compute(op, [data for data, _, _ in came], [out for _, out, _ in came], source=source)
         if collective.what != what:
-            world.lose(_differs(self.rank, what, collective.what))
+            hint = "all workers must run the same strategy with the same settings on the same model"
+            message = f"worker {self.rank} does {what} where another does {collective.what}"
+            world.lose(PeerDiffers(message, rank=self.rank, hint=hint))
             self._refused(work)
             return work
         done = Round(op=op, send_bytes=data.nbytes, source=source)
@@ -307,14 +270,6 @@ class LocalLane:
     def _check_alike(self, alike: bool, what: str) -> None:
         if self._world.acting and not alike:
             raise NotAlike(f"{what} differ from worker to worker")
-
-
-def _differs(rank: int, here: tuple[object, ...], there: tuple[object, ...]) -> PeerDiffers:
-    return PeerDiffers(
-        f"worker {rank} does {here} where another does {there}",
-        rank=rank,
-        hint="all workers must run the same strategy with the same settings on the same model",
-    )
 
 
 def _compute(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, source: int = 0) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Self
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -45,19 +46,6 @@ class Answer:
     work: Work
 
 
-@dataclass(slots=True)
-class _Mailbox:
-    """What has come for this worker, and the open receive."""
-
-    like: Tensor | None = None
-    ready: deque[Message] = field(default_factory=deque)
-    news: Work = field(default_factory=Work)
-    """Ends when something is ready, or the listener is to end."""
-    open: Work | None = None
-    """Ends when no receive is open any more."""
-    error: BaseException | None = None
-
-
 class Messenger:
     """Sends messages of one worker, and receives those of others."""
 
@@ -68,7 +56,14 @@ class Messenger:
         """For what is counted and kept here; never held while something is sent, which may run callbacks."""
         self._sending = threading.Lock()
         """Keeps headers and payloads in one order; nobody who is called back takes it."""
-        self._box = _Mailbox()
+        self._like: Tensor | None = None
+        self._ready: deque[Message] = deque()
+        """What has come for this worker."""
+        self._news = Work()
+        """Ends when something is ready, or listeners are to end."""
+        self._open: Work | None = None
+        """Ends when no receive is open any more."""
+        self._error: BaseException | None = None
         self._outgoing: list[Work] = []
         self._sent = [0] * lane.world_size
         self._handled = [0] * lane.world_size
@@ -95,7 +90,7 @@ class Messenger:
         with self._sending:
             works = [
                 self._lane.exchange(send=header, to=to, tag=HEADERS),
-                self._lane.exchange(send=_on_host(data), to=to, tag=PAYLOADS),
+                self._lane.exchange(send=data.cpu() if data.is_cuda else data, to=to, tag=PAYLOADS),
             ]
         with self._lock:
             self._outgoing = [work for work in self._outgoing if not work.done() or work.error] + works
@@ -119,13 +114,26 @@ class Messenger:
 
     # -- listening --------------------------------------------------------------------------------
 
-    def listen(self, like: Tensor) -> Listener:
-        box = self._box
-        box.like = like
-        if box.open is None and self._lane.world_size > 1:
-            box.open = Work()
+    def listen(self, like: Tensor) -> AsyncIterator[Message]:
+        self._like = like
+        if self._open is None and self._lane.world_size > 1:
+            self._open = Work()
             self._receive_header()
-        return Listener(self, box)
+        return self._messages(like.device)
+
+    async def _messages(self, device: torch.device) -> AsyncIterator[Message]:
+        while True:
+            news = self._news  # before looking, so that nothing slips in between
+            if self._error is not None:
+                raise self._error
+            if self._ready:
+                source, tag, data = self._ready.popleft()
+                yield Message(source, tag, data.to(device))
+                self.handled(source)
+            elif self.paused:
+                return
+            else:
+                await news
 
     def _receive_header(self) -> None:
         header = torch.empty(_HEADER, dtype=torch.int64)
@@ -137,36 +145,36 @@ class Messenger:
             return
         source, tag, num_bytes = header.tolist()
         if source == _GOODBYE:
-            assert self._box.open is not None
-            self._box.open.finish()
+            assert self._open is not None
+            self._open.finish()
             return
-        like = self._box.like
+        like = self._like
         assert like is not None, "whoever receives has said what"
         device = "meta" if like.is_meta else "cpu"
         data = torch.empty(num_bytes // like.element_size(), dtype=like.dtype, device=device)
         came = self._lane.exchange(recv=data, source=source, tag=PAYLOADS)
-        came.when_done(lambda: None if self._failed(came) else self._payload_came(Message(source, tag, data)))
+        came.when_done(lambda: self._payload_came(Message(source, tag, data), came))
         self._receive_header()
 
-    def _payload_came(self, message: Message) -> None:
-        self._meter.count(Traffic(received_bytes=self.num_bytes(message.data)))
-        self._deliver(message)
+    def _payload_came(self, message: Message, work: Work) -> None:
+        if not self._failed(work):
+            self._meter.count(Traffic(received_bytes=self.num_bytes(message.data)))
+            self._deliver(message)
 
     def _deliver(self, message: Message) -> None:
-        with self._lock:
-            self._box.ready.append(message)
+        self._ready.append(message)
         self._wake()
 
     def _failed(self, work: Work) -> bool:
         if work.error is None:
             return False
-        self._box.error = work.error
+        self._error = work.error
         self._wake()
         return True
 
     def _wake(self) -> None:
         with self._lock:
-            news, self._box.news = self._box.news, Work()
+            news, self._news = self._news, Work()
         news.finish()
 
     def handled(self, source: int) -> None:
@@ -199,44 +207,10 @@ class Messenger:
     async def say_goodbye(self, wire: Wire) -> None:
         """End the open receives of all workers, each by its neighbour. Called by all, after `quiesce`."""
         listens = torch.empty(wire.world_size, dtype=torch.int64)
-        await wire.all_gather(torch.tensor([int(self._box.open is not None)]), listens)
+        await wire.all_gather(torch.tensor([int(self._open is not None)]), listens)
         neighbour = (wire.rank + 1) % wire.world_size
         if listens[neighbour] and neighbour != wire.rank:
             header = torch.tensor([_GOODBYE, 0, 0])
             await self._lane.exchange(send=header, to=neighbour, tag=HEADERS)
-        if self._box.open is not None:
-            await self._box.open
-
-
-class Listener:
-    """An asynchronous iterator over messages."""
-
-    def __init__(self, messenger: Messenger, box: _Mailbox) -> None:
-        self._messenger = messenger
-        self._box = box
-        self._handling: int | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Message:
-        if self._handling is not None:
-            self._messenger.handled(self._handling)
-            self._handling = None
-        box = self._box
-        while True:
-            news = box.news  # before looking, so that nothing slips in between
-            if box.error is not None:
-                raise box.error
-            if box.ready:
-                source, tag, data = box.ready.popleft()
-                self._handling = source
-                assert box.like is not None
-                return Message(source, tag, data.to(box.like.device))
-            if self._messenger.paused:
-                raise StopAsyncIteration
-            await news
-
-
-def _on_host(data: Tensor) -> Tensor:
-    return data.cpu() if data.is_cuda else data
+        if self._open is not None:
+            await self._open

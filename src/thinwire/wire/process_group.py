@@ -14,26 +14,27 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
-from thinwire.errors import PeerError, PeerLate, UsageError
+from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
+from thinwire.traffic import Op
 from thinwire.wire.backend import Backends, has_nccl, has_world, pool, start_world
+from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.ranges import range_of
-from thinwire.wire.waiters import Wait, Waiters, blocked
+from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, finished
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
 _SUM = c10d.AllreduceOptions()
+T = TypeVar("T")
 
 
 class ProcessGroupLane:
@@ -53,7 +54,7 @@ class ProcessGroupLane:
         self._open: set[Work] = set()
         self._error: BaseException | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], ProcessGroupLane] = {}
-        self._backends: tuple[int, Backends] | None = None
+        self._backends: Backends | None = None
         self._backlog: list[Callable[[], None]] | None = None
         """Operations to issue once connected; None while nobody has asked to connect."""
         self._in_order = Waiters(f"thinwire-lane-{name}", limit=1)
@@ -62,69 +63,76 @@ class ProcessGroupLane:
 
     @property
     def places(self) -> Sequence[tuple[str, str]]:
-        return [self._watch.places[rank] for rank in self._watch_ranks()]
-
-    def _watch_ranks(self) -> list[int]:
-        return [self._watch.ranks.index(rank) for rank in self._ranks]
+        return [self._watch.places[self._watch.ranks.index(rank)] for rank in self._ranks]
 
     # -- operations -----------------------------------------------------------------------------
 
-    def all_reduce_(self, data: Tensor) -> Work:
-        return self._collective(lambda backend, x, _: backend.allreduce([x], _SUM), data, data)
+    def collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
+        if self.world_size == 1:
+            if out is not data:
+                out.copy_(data.view_as(out))
+            return finished()
 
-    def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
-        def issue(backend: Any, x: Tensor, y: Tensor) -> Any:
-            if not self._is_gloo(backend):
-                return backend._reduce_scatter_base(y, x, c10d.ReduceScatterOptions())
-            parts = torch.empty_like(x)
-            handle = backend.alltoall_base(parts, x, [], [], c10d.AllToAllOptions())
-            return _Then(handle, lambda: torch.sum(parts.view(self.world_size, -1), dim=0, out=y.view(-1)))
+        def issue() -> Wait:
+            if data.is_cpu or has_nccl():
+                backend = self._connected.cpu if data.is_cpu else self._connected.cuda
+                return self._issue(op, backend, data, out, source)
+            x = _pinned_like(data).copy_(data)
+            y = x if out is data else _pinned_like(out)
+            wait = self._issue(op, self._connected.cpu, x, y, source)
 
-        return self._collective(issue, data, out)
+            def wait_and_copy() -> None:
+                wait()
+                out.copy_(y)
 
-    def all_gather(self, data: Tensor, out: Tensor) -> Work:
-        def issue(backend: Any, x: Tensor, y: Tensor) -> Any:
-            return backend._allgather_base(y, x, AllgatherOptions())
+            return wait_and_copy
 
-        return self._collective(issue, data, out)
+        return self._launch(issue, data)
 
-    def all_to_all(self, data: Tensor, out: Tensor) -> Work:
-        def issue(backend: Any, x: Tensor, y: Tensor) -> Any:
-            return backend.alltoall_base(y, x, [], [], c10d.AllToAllOptions())
+    def _issue(self, op: Op, backend: Any, data: Tensor, out: Tensor, source: int) -> Wait:
+        handle: Any
+        if op == "all_reduce":
+            handle = backend.allreduce([data], _SUM)
+        elif op == "all_gather":
+            handle = backend._allgather_base(out, data, AllgatherOptions())
+        elif op == "all_to_all":
+            handle = backend.alltoall_base(out, data, [], [], c10d.AllToAllOptions())
+        elif op == "broadcast":
+            options = c10d.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            handle = backend.broadcast([data], options)
+        elif backend is not self._connected.cpu:
+            handle = backend._reduce_scatter_base(out, data, c10d.ReduceScatterOptions())
+        else:
+            parts = torch.empty_like(data)
+            received = backend.alltoall_base(parts, data, [], [], c10d.AllToAllOptions())
 
-        return self._collective(issue, data, out)
+            def wait_and_sum() -> None:
+                received.wait()
+                torch.sum(parts.view(self.world_size, -1), dim=0, out=out.view(-1))
 
-    def broadcast_(self, data: Tensor, *, source: int) -> Work:
-        options = c10d.BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        return self._collective(lambda backend, x, _: backend.broadcast([x], options), data, data)
+            return wait_and_sum
+        wait: Wait = handle.wait
+        return wait
 
     def exchange(
-        self,
-        *,
-        send: Tensor | None = None,
-        to: int | None = None,
-        recv: Tensor | None = None,
-        source: int | None = None,
-        tag: int = 0,
+        self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
         example = recv if recv is not None else send
         if example is None or self.world_size == 1:
             return finished()
-        issue = self._gloo_exchange if self._on_gloo(example) else self._nccl_exchange
+        issue = self._gloo_exchange if example.is_cpu or not has_nccl() else self._nccl_exchange
         return self._launch(lambda: issue(send, to, recv, source, tag), example, in_order=False)
 
-    def _gloo_exchange(
-        self, send: Tensor | None, to: int | None, recv: Tensor | None, source: int | None, tag: int
-    ) -> Wait:
+    def _gloo_exchange(self, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
         backend = self._connected.cpu
         inbox = recv if recv is None or not recv.is_cuda else _pinned_like(recv)
         outbox = send if send is None or not send.is_cuda else _pinned_like(send).copy_(send)
         handles = []
-        if inbox is not None:
-            handles.append(
-                backend.recv_anysource([inbox], tag) if source is None else backend.recv([inbox], source, tag)
-            )
+        if inbox is not None and source is None:
+            handles.append(backend.recv_anysource([inbox], tag))
+        elif inbox is not None:
+            handles.append(backend.recv([inbox], source, tag))
         if outbox is not None:
             handles.append(backend.send([outbox], to, tag))
 
@@ -136,9 +144,7 @@ class ProcessGroupLane:
 
         return wait
 
-    def _nccl_exchange(
-        self, send: Tensor | None, to: int | None, recv: Tensor | None, source: int | None, tag: int
-    ) -> Wait:
+    def _nccl_exchange(self, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
         backend: Any = self._connected.cuda
         if recv is not None and source is None:
             raise UsageError("NCCL cannot receive from whoever comes", hint="use tensors on the CPU")
@@ -147,8 +153,8 @@ class ProcessGroupLane:
             backend.recv([recv], source, tag)
         if send is not None:
             backend.send([send], to, tag)
-        handle = backend._end_coalescing()
-        return lambda: _finish(handle)
+        wait: Wait = backend._end_coalescing().wait
+        return wait
 
     # -- lanes and endings ----------------------------------------------------------------------
 
@@ -156,16 +162,18 @@ class ProcessGroupLane:
         chosen = tuple(self._ranks if ranks is None else (self._ranks[rank] for rank in ranks))
         with self._lock:
             if (name, chosen) not in self._lanes:
-                self._lanes[name, chosen] = ProcessGroupLane(
-                    chosen, f"{self._name}/{name}", self._watch, self._timeout_s
-                )
+                lane = ProcessGroupLane(chosen, f"{self._name}/{name}", self._watch, self._timeout_s)
+                self._lanes[name, chosen] = lane
             return self._lanes[name, chosen]
 
     def now(self) -> float:
         return time.perf_counter()
 
-    def set_status(self, status: str) -> None:
-        self._watch.tell(status)
+    def set_status(self, steps: int, doing: str) -> None:
+        self._watch.tell(steps, doing)
+
+    def missing(self, steps: int) -> PeerError | None:
+        return self._watch.missing(steps)
 
     def late_error(self, cause: str) -> PeerLate:
         return self._watch.late(cause)
@@ -174,8 +182,7 @@ class ProcessGroupLane:
         self._watch.ring(error)
 
     def close(self) -> None:
-        """Give back threads and the backend. With something under way they are left to end with the
-        process: Gloo can neither abort nor destroy such a group without hanging."""
+        """Give back threads and the backend; after an error, end what is still under way."""
         for lane in self._lanes.values():
             lane.close()
         self._watch.stop()
@@ -183,16 +190,16 @@ class ProcessGroupLane:
             self._in_order.stop()
             self._any_order.stop()
             if self._backends is not None:
-                pool.give_back(self._ranks, self._name, self._timeout_s, *self._backends)
-        else:
-            blocked.extend([self._in_order, self._any_order])
+                pool.give_back(self._backends)
+        elif self._backends is not None:
+            self._backends.abort()
 
     # -- how things are started and waited for ---------------------------------------------------
 
     @property
     def _connected(self) -> Backends:
         assert self._backends is not None, "operations are issued when connected"
-        return self._backends[1]
+        return self._backends
 
     def connect(self) -> None:
         """Connect now, in the calling thread."""
@@ -209,39 +216,6 @@ class ProcessGroupLane:
             backlog, self._backlog = self._backlog or [], None
             for issue in backlog:
                 issue()
-
-    def _is_gloo(self, backend: object) -> bool:
-        return backend is self._connected.cpu
-
-    def _on_gloo(self, data: Tensor) -> bool:
-        return data.is_cpu or not has_nccl()
-
-    def _collective(self, issue: Callable[[Any, Tensor, Tensor], Any], data: Tensor, out: Tensor) -> Work:
-        if self.world_size == 1:
-            if out is not data:
-                out.copy_(data.view_as(out))
-            return finished()
-        if data.is_cpu or not self._on_gloo(data):
-
-            def plain() -> Wait:
-                backend = self._connected.cpu if data.is_cpu else self._connected.cuda
-                handle = issue(backend, data, out)
-                return lambda: _finish(handle)
-
-            return self._launch(plain, data)
-
-        def staged() -> Wait:
-            x = _pinned_like(data).copy_(data)
-            y = x if out is data else _pinned_like(out)
-            handle = issue(self._connected.cpu, x, y)
-
-            def wait() -> None:
-                _finish(handle)
-                out.copy_(y)
-
-            return wait
-
-        return self._launch(staged, data)
 
     def _launch(self, issue: Issue, data: Tensor, *, in_order: bool = True) -> Work:
         work = Work()
@@ -308,26 +282,13 @@ class ProcessGroupLane:
             self._watch.ring(self._watch.explain(error))
 
 
-class _Then:
-    """A handle with something to do after it."""
-
-    def __init__(self, handle: Any, then: Callable[[], object]) -> None:
-        self._handle, self._then = handle, then
-
-    def wait(self) -> None:
-        self._handle.wait()
-        self._then()
-
-
-def _finish(handle: Any) -> None:
-    handle.wait()
-
-
 def _pinned_like(data: Tensor) -> Tensor:
     return torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
 
 
-def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> ProcessGroupLane | None:
+def connect(
+    process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float
+) -> ProcessGroupLane | None:
     """The lane over `process_group` (None: the default group, which is started if nobody has yet and a
     launcher has set up a world); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
@@ -337,12 +298,41 @@ def connect(process_group: dist.ProcessGroup | None, timeout_s: float) -> Proces
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     ranks = dist.get_process_group_ranks(base)
-    name = pool.use(ranks)
-    assert pool.watch_client is not None
-    watch = Watch(pool.watch_client, name, ranks)
-    lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
-    try:
-        lane.connect()
-    except RuntimeError as error:
-        raise watch.explain(error) from error
-    return lane
+
+    def meet() -> ProcessGroupLane:
+        name = pool.use(ranks)
+        assert pool.watch_client is not None
+        watch = Watch(pool.watch_client, name, ranks, timeout_s, silence_s)
+        lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
+        try:
+            lane.connect()
+        except RuntimeError as error:
+            raise watch.explain(error) from error
+        return lane
+
+    return _within(timeout_s + 10, meet)
+
+
+def _within(timeout_s: float, call: Callable[[], T]) -> T:
+    """The result of a call that may never return: a client of the store waits for ever for a host that is cut
+    off."""
+    results: list[T] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(call())
+        except BaseException as error:  # noqa: BLE001  # raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="thinwire-connect", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if errors:
+        raise errors[0]
+    if not results:
+        raise PeerLost(
+            f"the store that joins the workers has not answered for {timeout_s:g} s",
+            hint="is the host of MASTER_ADDR up, and can it be reached from here?",
+        )
+    return results[0]

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from torch.autograd import profiler
 from torch.profiler import record_function
 
-PREFIX = "thinwire::"
 _NOTHING = nullcontext()
 
 
@@ -16,4 +15,4 @@ def range_of(name: str) -> AbstractContextManager[object]:
 
     Torch's own range costs some 5 us even then, which several in every step of a small model would show.
     """
-    return record_function(PREFIX + name) if profiler._is_profiler_enabled else _NOTHING
+    return record_function(f"thinwire::{name}") if profiler._is_profiler_enabled else _NOTHING

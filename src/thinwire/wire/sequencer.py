@@ -12,13 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
 
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Ranks = tuple[int, ...]
 Phase = tuple[Ranks | None, int]
@@ -94,13 +93,10 @@ class Sequencer:
                 ticket.held.setdefault(phase, []).append(held)
                 return held.work
             work = start(self._lane(phase))
-            self._pass(ticket, phase)
+            if phase[1] < LAST_LANE:
+                ticket.passed.add(phase)
             self._advance(phase)
             return work
-
-    def _pass(self, ticket: Ticket, phase: Phase) -> None:
-        if phase[1] < LAST_LANE:
-            ticket.passed.add(phase)
 
     def _advance(self, phase: Phase) -> None:
         """Start every held collective whose turn has come."""
@@ -111,7 +107,8 @@ class Sequencer:
                     if held.ready is not None:
                         held.ready()
                     held.work.follow(held.start(self._lane(phase)))
-                    self._pass(ticket, phase)
+                    if phase[1] < LAST_LANE:
+                        ticket.passed.add(phase)
                 if not ticket.ended and phase not in ticket.passed:
                     return
                 self._forget(ticket)
@@ -131,8 +128,6 @@ class Sequencer:
 def _stream_guard(data: Tensor) -> Callable[[], None] | None:
     if not data.is_cuda:
         return None
-    import torch
-
     written = torch.cuda.current_stream(data.device).record_event()
     return lambda: torch.cuda.current_stream(data.device).wait_event(written)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
-import logging
-import os
+import math
 import queue
-import sys
 import threading
+import weakref
 from collections.abc import Callable
 
 Wait = Callable[[], None]
@@ -26,19 +24,20 @@ def is_waiter() -> bool:
 class Waiters:
     """Daemon threads for calls that block: one in order, or as many as there are calls blocked."""
 
-    def __init__(self, name: str, limit: int | None = None) -> None:
+    def __init__(self, name: str, limit: float = math.inf) -> None:
         self._name = name
         self._limit = limit
         self._calls: queue.SimpleQueue[Wait | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0
+        self._open = 0
+        """Calls that have not ended."""
         self._threads: list[threading.Thread] = []
+        _all.add(self)
 
     def submit(self, call: Wait) -> None:
         with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-            elif self._limit is None or len(self._threads) < self._limit:
+            self._open += 1
+            if len(self._threads) < min(self._open, self._limit):
                 thread = threading.Thread(target=self._run, name=self._name, daemon=True)
                 self._threads.append(thread)
                 thread.start()
@@ -49,7 +48,7 @@ class Waiters:
         while (call := self._calls.get()) is not None:
             call()
             with self._lock:
-                self._idle += 1
+                self._open -= 1
 
     def stop(self, timeout_s: float | None = None) -> bool:
         """End the threads; False if some are still blocked after `timeout_s`."""
@@ -60,22 +59,9 @@ class Waiters:
         return not any(thread.is_alive() for thread in self._threads)
 
 
-blocked: list[Waiters] = []
-"""Those that a lost peer has left blocked."""
+_all: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 
-def _at_exit() -> None:
-    """A thread that comes back from a backend while the interpreter shuts down aborts the process.
-
-    So wait for them before that begins; if they do not come back although everyone stops now, the
-    process has to end without shutting down.
-    """
-    stopped = [waiters.stop(timeout_s=1.0) for waiters in blocked]
-    if not all(stopped):
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-
-atexit.register(_at_exit)  # at import, so that it runs after what others register later
+def stop_all(timeout_s: float) -> bool:
+    """At exit: a thread that comes back from a backend when the interpreter shuts down aborts the process."""
+    return all([waiters.stop(timeout_s) for waiters in list(_all)])  # noqa: C419  # every one of them

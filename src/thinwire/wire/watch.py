@@ -1,217 +1,206 @@
-"""Who is still there: heartbeats and one alarm bell, in the key-value store of the process group.
+"""Who is still there, and what each worker does: heartbeats and one alarm, from every worker to every other.
 
-A backend notices a broken connection only where it touches it; everyone else would wait for the
-time-out. So each worker beats into the store, looks at the beat of its right-hand neighbour (three
-small store operations per worker and beat, whatever the world size), and listens for the alarm.
-Whoever learns that a worker is gone rings it; the first cause rung is the one all workers report.
+A backend notices a broken connection only where it touches it; everyone else would wait for the time-out. So
+each worker tells all others twice a second what it does. Whoever learns that a worker is gone (its connection
+broke, it fell silent, an error left its training) tells everyone, and every worker reports the first cause it
+hears. Nothing here waits for anybody, and nothing needs the store after the start.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerError, PeerLate, PeerLost
-
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import Store
+from thinwire.wire import control
 
 BEAT_S = 0.5
 SILENCE_S = 10.0
-"""A worker that has not beaten for this long is lost: killed, frozen or cut off."""
+"""A worker that has not been heard of for this long is lost: killed, frozen or cut off."""
 _NOTICE_S = 4 * BEAT_S
+_GRACE_S = 0.3
+"""A worker that stops with an error says so before its connection breaks."""
+_MOST_BEATS_PER_S = 64
 
 
-@dataclass(frozen=True, slots=True)
-class _Beat:
-    count: int
+@dataclass(slots=True)
+class Member:
+    """What is known of one worker."""
+
+    rank: int
     host: str
     site: str
     pid: int
-    status: str
-    """What it is doing: "step 17", "step 17, waiting", ...; "left" once it has detached or ended."""
+    steps: int = 0
+    """Optimizer steps done."""
+    doing: str = ""
+    """"waiting" for others, "detaching", "left", or nothing of these."""
+    heard_s: float = 0.0
+    """When it was last heard of."""
+    gone_s: float | None = None
+    """When its connection broke."""
 
-    def dump(self) -> str:
-        return json.dumps([self.count, self.host, self.site, self.pid, self.status])
+    @property
+    def name(self) -> str:
+        return f"worker {self.rank} on {self.host} (pid {self.pid})"
+
+    @property
+    def status(self) -> str:
+        return f"step {self.steps}, {self.doing}" if self.doing else f"step {self.steps}"
 
 
 class Watch:
     """Beats for this worker and watches the others; one for a wire and all its lanes."""
 
-    def __init__(self, store: Store, name: str, ranks: Sequence[int]) -> None:
+    def __init__(
+        self, store: Store, name: str, ranks: Sequence[int], timeout_s: float, silence_s: float
+    ) -> None:
         """`ranks`: of these workers in the default process group."""
         self.ranks = list(ranks)
-        self._store = store
-        self._prefix = f"thinwire/{name}/"
-        self._rank = self.ranks.index(dist.get_rank())
-        self._world_size = len(self.ranks)
-        self._status = "step 0"
+        rank, world_size = self.ranks.index(dist.get_rank()), len(self.ranks)
+        about = [socket.gethostname(), os.environ.get("THINWIRE_SITE", ""), os.getpid()]
+        self._mesh = control.connect(store, f"thinwire/{name}/", rank, world_size, about, timeout_s)
+        now_s = time.monotonic()
+        self._members = [
+            Member(rank, str(host), str(site), int(pid), heard_s=now_s)
+            for rank, (host, site, pid) in enumerate(self._mesh.abouts)
+        ]
+        self._me = self._members[rank]
+        self._others = [member for member in self._members if member is not self._me]
+        self._beat_s = max(BEAT_S, len(self._others) / _MOST_BEATS_PER_S)
+        self._silence_s = silence_s
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
         self._listeners: list[Callable[[PeerError], None]] = []
-        self._stopped = threading.Event()
-        self._beats = 0
-        self._places: list[tuple[str, str]] | None = None
-        self._beat()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="thinwire-watch", daemon=True)
         self._thread.start()
         atexit.register(self._say_left)
 
     @property
     def places(self) -> list[tuple[str, str]]:
-        """Host and site of every worker, once all have attached: each beats before it connects."""
-        if self._places is None:
-            beats = [self._read(rank) for rank in range(self._world_size)]
-            self._places = [("", "") if beat is None else (beat.host, beat.site) for beat in beats]
-        return self._places
+        """Host and site of every worker."""
+        return [(member.host, member.site) for member in self._members]
 
     def when_lost(self, call: Callable[[PeerError], None]) -> None:
         """Call, from the watching thread or the one that rings, when a worker is lost."""
         with self._lock:
             self._listeners.append(call)
 
-    def tell(self, status: str) -> None:
-        """What this worker is doing, for others to read when they wait for it."""
-        self._status = status
+    def tell(self, steps: int, doing: str) -> None:
+        """What this worker is doing, for others to know when they wait for it."""
+        self._me.steps, self._me.doing = steps, doing
 
     def ring(self, error: PeerError) -> None:
-        """Tell all workers why training ends here; the first cause rung counts everywhere."""
-        record = json.dumps([type(error).__name__, error.message, error.rank, error.host, error.hint])
-        try:
-            record = self._store.compare_set(self._prefix + "alarm", "", record).decode()
-        except RuntimeError:
-            pass  # the store is gone too: at least this worker stops with its own cause
-        self._hear(record)
+        """Tell all workers why training ends here; the first cause each hears counts."""
+        late = isinstance(error, PeerLate)
+        self._mesh.send(["alarm", late, error.message[:4000], error.rank, error.host, error.hint[:4000]])
+        self._tell_listeners(error)
 
     def explain(self, error: BaseException) -> PeerError:
-        """Which worker is behind a failed operation? Those that stop beating now are."""
-        before = self._read_all()
-        deadline = time.monotonic() + _NOTICE_S
-        while time.monotonic() < deadline:
+        """Which worker is behind a failed operation? One that is gone, or falls silent now."""
+        asked_s = time.monotonic()
+        while time.monotonic() < asked_s + _NOTICE_S:
             if self._lost is not None:
                 return self._lost
-            time.sleep(BEAT_S / 4)
+            time.sleep(BEAT_S / 10)
+        silent = [other for other in self._others if other.heard_s < asked_s and other.doing != "left"]
+        if silent:
+            return _silent(silent, "its connections broke")
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        for rank, beat in enumerate(self._read_all()):
-            if rank == self._rank or beat is None:
+        return self.missing(self._me.steps) or self.late(f"an operation failed: {cause}")
+
+    def missing(self, steps: int) -> PeerError | None:
+        """A worker that will not come to the step after `steps`: it has ended, or leaves before."""
+        for other in self._others:
+            if other.doing == "left":
+                message = f"{other.name} has ended after step {other.steps} while others still train"
+            elif other.doing == "detaching" and other.steps <= steps and self._me.doing != "detaching":
+                message = f"{other.name} leaves after {other.steps} steps, this one is at step {steps + 1}"
+            else:
                 continue
-            if beat.status == "left":
-                return PeerLost(
-                    f"worker {rank} on {beat.host} has ended while others still train",
-                    rank=rank,
-                    host=beat.host,
-                    hint="give all workers the same number of steps, or loop inside link.join()",
-                )
-            old = before[rank]
-            if old is not None and old.count == beat.count:
-                return self._silent(rank, beat, "its connections broke")
-        return self.late(f"an operation failed: {cause}")
+            return PeerLost(
+                message,
+                rank=other.rank,
+                host=other.host,
+                hint="give all workers the same number of steps, or loop inside link.join(); a GradScaler "
+                "may have left out steps there: use bfloat16",
+            )
+        return None
 
     def late(self, cause: str) -> PeerLate:
         """Nobody is dead: name the worker the others wait for, one that is not itself waiting."""
-        beats = {r: b for r, b in enumerate(self._read_all()) if b is not None and b.status != "left"}
-        beats.pop(self._rank, None)
-        if not beats:
+        there = [other for other in self._others if other.doing != "left"]
+        if not there:
             return PeerLate(cause)
-        behind = min(beats, key=lambda r: (beats[r].status.endswith("waiting"), _step_of(beats[r].status)))
-        beat = beats[behind]
+        behind = min(there, key=lambda other: (other.doing == "waiting", other.steps))
         return PeerLate(
-            f"{cause}; worker {behind} on {beat.host} (pid {beat.pid}) is alive, at {beat.status}; "
-            f"this worker is at {self._status}",
-            rank=behind,
-            host=beat.host,
-            hint="look at what that worker is doing, loop inside link.join() if it has fewer batches, "
-            "or raise timeout_s in attach",
+            f"{cause}; {behind.name} is alive, at {behind.status}; this worker is at {self._me.status}",
+            rank=behind.rank,
+            host=behind.host,
+            hint="look at what that worker is doing, loop inside link.join() if it has fewer batches, or "
+            "raise timeout_s in attach",
         )
 
     def stop(self) -> None:
         """Say good-bye: from now on nobody misses this worker."""
-        if self._stopped.is_set():
+        if self._stopped:
             return
-        self._stopped.set()
+        self._stopped = True
         self._thread.join()
         self._say_left()
+        self._mesh.close()
         atexit.unregister(self._say_left)
 
     # -- inside -----------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        neighbour = (self._rank + 1) % self._world_size
-        last_count, last_change, store_seen = -1, time.monotonic(), time.monotonic()
-        while not self._stopped.wait(BEAT_S):
-            try:
-                self._beat()
-                if self._store.check([self._prefix + "alarm"]):
-                    self._hear(self._store.get(self._prefix + "alarm").decode())
-                    return
-                beat = self._read(neighbour)
-                store_seen = time.monotonic()
-            except RuntimeError as error:
-                if time.monotonic() - store_seen > SILENCE_S / 2:
-                    self._tell_listeners(
-                        PeerLost(
-                            f"worker {self._rank} lost the store that joins the workers ({error})",
-                            hint="the process that hosts it (torchrun's, or rank 0) has ended",
-                        )
-                    )
-                    return
-                continue
-            now = time.monotonic()
-            if beat is None or beat.status == "left" or beat.count != last_count:
-                last_count, last_change = beat.count if beat else -1, now
-            elif now - last_change > SILENCE_S:
-                self.ring(self._silent(neighbour, beat, f"no sign of life for {SILENCE_S:.0f} s"))
-                return
+        try:
+            next_s = 0.0
+            while not self._stopped and self._lost is None:
+                now_s = time.monotonic()
+                if now_s >= next_s:
+                    self._mesh.send(["beat", self._me.steps, self._me.doing])
+                    next_s = now_s + self._beat_s
+                self._mesh.poll(min(_GRACE_S, max(0.0, next_s - now_s)), self._hear, self._closed)
+                self._judge(time.monotonic())
+        except Exception as error:  # noqa: BLE001  # whoever is not watched any more must know it
+            self._tell_listeners(PeerLost(f"worker {self._me.rank} cannot watch the others: {error!r}"))
 
-    def _beat(self) -> None:
-        self._beats += 1
-        self._set(self._own(self._beats, self._status))
+    def _judge(self, now_s: float) -> None:
+        """Ring if somebody has been gone or silent for too long, naming all who are."""
+        there = [other for other in self._others if other.doing != "left"]
+        gone = [other for other in there if other.gone_s is not None and now_s > other.gone_s + _GRACE_S]
+        if gone:
+            self.ring(_silent(gone, "its connections broke"))
+        elif any(now_s > other.heard_s + self._silence_s for other in there):
+            silent = [other for other in there if now_s > other.heard_s + self._silence_s / 2]
+            self.ring(_silent(silent, f"no sign of life for {self._silence_s:g} s"))
 
-    @staticmethod
-    def _own(count: int, status: str) -> _Beat:
-        site = os.environ.get("THINWIRE_SITE", "")
-        return _Beat(count, socket.gethostname(), site, os.getpid(), status)
+    def _hear(self, rank: int, message: control.Message) -> None:
+        member = self._members[rank]
+        member.heard_s = time.monotonic()
+        match message:
+            case ["beat", int(steps), str(doing)]:
+                member.steps, member.doing = steps, doing[:40]
+            case ["alarm", bool(late), str(text), int() | None as culprit, str(host), str(hint)]:
+                error = (PeerLate if late else PeerLost)(text, rank=culprit, host=host, hint=hint)
+                self._tell_listeners(error)
 
-    def _set(self, beat: _Beat) -> None:
-        self._store.set(f"{self._prefix}beat/{self._rank}", beat.dump())
+    def _closed(self, rank: int) -> None:
+        self._members[rank].gone_s = time.monotonic()
 
     def _say_left(self) -> None:
-        try:
-            self._set(self._own(self._beats + 1, "left"))
-        except RuntimeError:
-            pass  # the store has ended before this worker, which is nobody's concern now
-
-    def _read(self, rank: int) -> _Beat | None:
-        key = f"{self._prefix}beat/{rank}"
-        return _Beat(*json.loads(self._store.get(key))) if self._store.check([key]) else None
-
-    def _read_all(self) -> list[_Beat | None]:
-        try:
-            return [self._read(rank) for rank in range(self._world_size)]
-        except RuntimeError:
-            return [None] * self._world_size
-
-    def _silent(self, rank: int, beat: _Beat, how: str) -> PeerLost:
-        return PeerLost(
-            f"worker {rank} on {beat.host} (pid {beat.pid}) is lost at {beat.status}: {how}",
-            rank=rank,
-            host=beat.host,
-            hint="see that worker's own output; it was killed, ran out of memory, froze or was cut off",
-        )
-
-    def _hear(self, record: str) -> None:
-        kind, message, rank, host, hint = json.loads(record)
-        cls = PeerLate if kind == "PeerLate" else PeerLost
-        self._tell_listeners(cls(message, rank=rank, host=host, hint=hint))
+        self._me.doing = "left"
+        self._mesh.send(["beat", self._me.steps, "left"])
 
     def _tell_listeners(self, error: PeerError) -> None:
         with self._lock:
@@ -223,6 +212,12 @@ class Watch:
             call(error)
 
 
-def _step_of(status: str) -> int:
-    digits = "".join(c for c in status if c.isdigit())
-    return int(digits) if digits else 0
+def _silent(members: Sequence[Member], how: str) -> PeerLost:
+    first, rest = members[0], [f"worker {other.rank} on {other.host}" for other in members[1:]]
+    also = f"; so are {', '.join(rest)}" if rest else ""
+    return PeerLost(
+        f"{first.name} is lost at {first.status}: {how}{also}",
+        rank=first.rank,
+        host=first.host,
+        hint="see that worker's own output; it was killed, ran out of memory, froze or was cut off",
+    )

@@ -1,21 +1,18 @@
-"""The wire: what a strategy's coroutine sends and receives through. All traffic passes through it and is
-counted."""
+"""The wire: what a strategy's coroutine sends and receives through; all traffic is counted here."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Sequence
+
+from torch import Tensor
 
 from thinwire.errors import UsageError
 from thinwire.traffic import Op, Round, Traffic
-from thinwire.wire.base import Lane
-from thinwire.wire.messages import Listener, Messenger
-from thinwire.wire.sequencer import Ranks, Sequencer, Start, Ticket, group_of
+from thinwire.wire.base import Buffer, Lane, Peer
+from thinwire.wire.messages import Message, Messenger
+from thinwire.wire.sequencer import Ranks, Sequencer, Ticket, group_of
 from thinwire.wire.work import Work
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class Meter:
@@ -68,38 +65,34 @@ class Wire:
 
     def all_reduce_(self, data: Tensor) -> Work:
         """Sum `data` over all workers, in place."""
-        return self._collective("all_reduce", lambda lane: lane.all_reduce_(data), data)
+        return self._collective("all_reduce", data, data)
 
     def reduce_scatter(self, data: Tensor, out: Tensor) -> Work:
         """Sum `data` over all workers; this worker's part of the sum ends in `out`."""
-        return self._collective("reduce_scatter", lambda lane: lane.reduce_scatter(data, out), data)
+        return self._collective("reduce_scatter", data, out)
 
     def all_gather(self, data: Tensor, out: Tensor) -> Work:
         """Put every worker's `data` (of equal size) into `out`, in order of rank."""
-        return self._collective("all_gather", lambda lane: lane.all_gather(data, out), data)
+        return self._collective("all_gather", data, out)
 
     def all_to_all(self, data: Tensor, out: Tensor) -> Work:
         """Send the i-th part of `data` to worker i; the part from worker i ends in part i of `out`."""
-        return self._collective("all_to_all", lambda lane: lane.all_to_all(data, out), data)
+        return self._collective("all_to_all", data, out)
 
     def broadcast_(self, data: Tensor, *, source: int) -> Work:
         """Overwrite `data` with that of worker `source`."""
-        return self._collective("broadcast", lambda lane: lane.broadcast_(data, source=source), data, source)
+        return self._collective("broadcast", data, data, source)
 
-    def _collective(self, op: Op, start: Start, data: Tensor, source: int = 0) -> Work:
+    def _collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         self._count(Round(op=op, send_bytes=data.nbytes, source=source))
-        return self._sequencer.issue(self._ticket, self._ranks, start, data)
+        return self._sequencer.issue(
+            self._ticket, self._ranks, lambda lane: lane.collective(op, data, out, source), data
+        )
 
     # -- two workers ------------------------------------------------------------------------------
 
     def exchange(
-        self,
-        *,
-        send: Tensor | None = None,
-        to: int | None = None,
-        recv: Tensor | None = None,
-        source: int | None = None,
-        tag: int = 0,
+        self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
         """Send to one peer and receive from one, at the same time; either half may be absent.
 
@@ -110,7 +103,7 @@ class Wire:
         to, source = self._base_rank(to), self._base_rank(source)
         return self._lane.exchange(send=send, to=to, recv=recv, source=source, tag=tag)
 
-    def listen(self, like: Tensor) -> Listener:
+    def listen(self, like: Tensor) -> AsyncIterator[Message]:
         """Receive what others `send` or `ask` here: `async for source, tag, data in wire.listen(like)`.
 
         Messages have the dtype and device of `like`, and any length. The loop ends when training pauses or
@@ -158,8 +151,7 @@ class Wire:
         return _partition([host for host, _ in self._places])
 
     def sites(self) -> list[list[int]]:
-        """The workers of each site: hosts joined by fast paths. One site unless `THINWIRE_SITE` says
-        otherwise."""
+        """The workers of each site, hosts joined by fast paths; one site unless `THINWIRE_SITE` is set."""
         return _partition([site for _, site in self._places])
 
     @property

@@ -1,12 +1,4 @@
-"""What a strategy's coroutine may await, and the handle of an operation under way.
-
-    await work                      resume when the operation is done
-    await any_of(works)             resume with the index of the first one done
-    await in_background(due=1)      leave the training thread; training needs the result before the optimizer
-    step
-                                    `due` steps ahead, and may run `slack` steps past that without it
-    await training_thread()         resume in the training thread, on its CUDA stream: the only place where
-                                    parameters may be written; gives the seconds training waited for this
+"""What a strategy's coroutine may await: a `Work`, `any_of` several, `in_background` and `training_thread`.
 
 No event loop is involved: a driver steps the coroutine with `send` (see engine/driver.py).
 """
@@ -113,7 +105,7 @@ def all_of(works: Sequence[Work]) -> Work:
 
 @dataclass(frozen=True, slots=True)
 class AnyOf:
-    """The first of several works."""
+    """What `any_of` gives."""
 
     works: Sequence[Work]
 
@@ -123,7 +115,7 @@ class AnyOf:
 
 @dataclass(frozen=True, slots=True)
 class InBackground:
-    """A promise to training, given when a coroutine leaves its thread."""
+    """What `in_background` gives: a promise to training."""
 
     due: int
     slack: float
@@ -134,7 +126,7 @@ class InBackground:
 
 @dataclass(frozen=True, slots=True)
 class TrainingThread:
-    """A wish to run in the training thread."""
+    """What `training_thread` gives."""
 
     def __await__(self) -> Generator[TrainingThread, float, float]:
         return (yield self)
@@ -155,9 +147,9 @@ def in_background(*, due: int = 1, slack: float = 0) -> InBackground:
 
 
 def training_thread() -> TrainingThread:
-    """Resume in the training thread: before the step promised to `in_background`, or as soon as training
-    waits.
+    """Resume in the training thread, on its CUDA stream: the only place where parameters may be written.
 
-    Legal anywhere, also without having left. Gives the seconds training waited for this, 0.0 if it did not.
+    That is before the step promised to `in_background`, or as soon as training waits. Legal anywhere, also
+    without having left. Gives the seconds training waited for this, 0.0 if it did not.
     """
     return TrainingThread()

@@ -16,7 +16,7 @@ from tests.contract.training import model_and_optimizer, step_once
 from tests.engine.saving import Job, run
 from tests.strategies.gossip.world import GossipWorld
 from tests.worlds import run_threads
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.errors import SettingError, UsageError
 from thinwire.strategies.gossip.chunks import Chunks, WindowPosition
 from thinwire.strategies.gossip.encoding import Encoding

@@ -8,12 +8,11 @@ import torch
 import thinwire as tw
 from tests.contract.table import BY_THE_CLOCK
 from tests.simulate.training import COMPUTE_S, STEPS, on_the_clock, weights
-from thinwire.compress.sizes import payload_bytes
+from thinwire.compress.payload import payload_bytes
 from thinwire.hosts.description import describe
+from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.pace import Compute
 from thinwire.simulate.sizes import step_times
-from thinwire.simulate.worker import ComputeModel
 from thinwire.strategies.base import Strategy
 
 
@@ -43,7 +42,7 @@ def test_push_sum_of_sizes_alone_never_waits() -> None:
     """A message of 0.4 s every second step, since the wire takes no more."""
     network = Network(describe(hosts=5, rate="100mbit"), latency_s=0.001)
     strategy = tw.StochasticGradientPush()
-    times = step_times([(250, 500)] * 10, network, strategy, ComputeModel(compute=Compute.of(0.3)), steps=10)
+    times = step_times([(250, 500)] * 10, network, strategy, ComputeModel.of(0.3), steps=10)
     assert times.step_s == pytest.approx(0.3)
     assert times.exposed_s == 0
     assert times.sent_bytes == pytest.approx(5_000_000 / 2, rel=0.2)
@@ -57,7 +56,7 @@ def test_auto_never_waits_and_uses_the_wire(rate: str) -> None:
         [(250, 500)] * 10,
         Network(description, latency_s=0.0004),
         tw.GossipGraD(share="auto"),
-        ComputeModel(compute=Compute.of(0.3)),
+        ComputeModel.of(0.3),
         steps=16,
     )
     assert times.step_s < 0.3 / 0.97

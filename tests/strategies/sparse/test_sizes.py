@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 
 import thinwire as tw
 from tests.strategies.sparse.world import Shapes, World
-from thinwire.compress.layout import Values
+from thinwire.compress.sparse import Values
 from thinwire.simulate import sizes as played
 from thinwire.strategies.base import Strategy
-from thinwire.strategies.parts.density import density_at, divide_capacity, total_capacity
+from thinwire.strategies.parts import density_at, divide_capacity, total_capacity
 from thinwire.strategies.sparse.base import SparseStrategy
+from thinwire.strategies.sparse.plan import MessagePlan
 from thinwire.traffic import Traffic
 
 NUMEL = 10_000_000
@@ -105,7 +106,7 @@ def test_the_first_stage_of_a_warm_up_goes_dense_in_any_world(strategy: type[Spa
         made = strategy(warmup_steps=8, payload=payload)
         [core] = World(made, 1, ONE, dtype, device="meta").cores
         for world_size in range(2, 40):
-            plan = made._plan(core.buckets, world_size)
+            plan = MessagePlan(made, core.buckets, world_size)
             assert plan.formats(0, plan.even, [0]) == [None]
 
 

@@ -18,6 +18,7 @@ SCRIPT = """
     import thinwire as tw
     from thinwire.lab.control import Control
     from thinwire.lab.emulate import EmulatedModel
+    from thinwire.lab.nets import parse_net
     from thinwire.simulate.sizes import traffic
 
     # 0.8 MB in a message, so that what is counted are gradients, not beats and acknowledgements
@@ -34,7 +35,7 @@ SCRIPT = """
         return sent
 
     for strategy in (tw.TopK(density=DENSITY), tw.GTopK(density=DENSITY), tw.OkTopK(density=DENSITY)):
-        model = EmulatedModel.parse(NET, seed=rank)
+        model = EmulatedModel(parse_net(NET), seed=rank)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with tw.attach(model, optimizer, strategy) as link:
 

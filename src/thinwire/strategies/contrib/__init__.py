@@ -1,2 +1,1 @@
-"""Strategies by contributors: one file each, under the same contract tests; see the README beside this
-file."""
+"""Strategies by contributors: one file each, under the same contract tests; see README.md."""

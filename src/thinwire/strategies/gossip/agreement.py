@@ -10,13 +10,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from thinwire.compress.payload import plain
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.wire.wire import Wire
-from thinwire.wire.work import Work
+from thinwire.wire.work import Work, finished
 
 AGREE_EVERY = 4
 """Rounds between two agreements. Measurements gathered at one are used at the next."""
@@ -32,26 +33,19 @@ FIRST_SHARE = 1 / 32
 _log = logging.getLogger("thinwire")
 
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one worker has measured, per round."""
+class Measurement(NamedTuple):
+    """What one worker has measured, per round; all zero if nothing was."""
 
-    spread_s: float
+    spread_s: float = 0.0
     """Seconds per byte between the first message of a round and its last: what the wire takes, without
     the time that was spent waiting for a peer to come."""
-    whole_s: float
+    whole_s: float = 0.0
     """Seconds per byte from launch to last message."""
-    compute_s: float
+    compute_s: float = 0.0
     """From launch to landing, without the time that was waited there."""
-    waited_s: float
-    num_bytes: float
+    waited_s: float = 0.0
+    num_bytes: float = 0.0
     """That have come."""
-
-    def numbers(self) -> list[float]:
-        return [self.spread_s, self.whole_s, self.compute_s, self.waited_s, self.num_bytes]
-
-
-NOTHING = Measurement(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class RoundTimer:
@@ -81,22 +75,14 @@ class RoundTimer:
         num_bytes = sum(each for _, each in self._arrivals)
         whole_s = (last_s - self._began_s) / num_bytes
         rest = num_bytes - first_bytes
-        self._measurements.append(
-            Measurement(
-                spread_s=(last_s - first_s) / rest if rest else whole_s,
-                whole_s=whole_s,
-                compute_s=now_s - self._began_s - self._waited_s,
-                waited_s=self._waited_s,
-                num_bytes=num_bytes,
-            )
-        )
+        spread_s = (last_s - first_s) / rest if rest else whole_s
+        compute_s = now_s - self._began_s - self._waited_s
+        self._measurements.append(Measurement(spread_s, whole_s, compute_s, self._waited_s, num_bytes))
 
     def measure(self) -> Measurement:
         """The medians since the last measurement: a round with an evaluation in it does not count."""
         rounds, self._measurements = self._measurements, []
-        if not rounds:
-            return NOTHING
-        return Measurement(*(median(numbers) for numbers in zip(*(r.numbers() for r in rounds), strict=True)))
+        return Measurement(*map(median, zip(*rounds, strict=True)))  # without rounds: nothing measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +139,12 @@ class Agreement:
     """One worker's part in the agreement."""
 
     options: Options
-    gathering: Work | None = None
+    gathering: Work = field(default_factory=finished)
     _everyone: Tensor | None = field(default=None, repr=False)
 
     def gather(self, measurement: Measurement, wire: Wire) -> None:
         """Start telling everyone."""
-        mine = plain(measurement.numbers())
+        mine = torch.tensor(measurement, dtype=torch.float64)
         self._everyone = mine.new_empty(wire.world_size * len(mine))
         self.gathering = wire.all_gather(mine, self._everyone)
 

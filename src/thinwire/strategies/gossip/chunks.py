@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import pairwise
 
 CHUNKS = 256
 """About how many chunks a model is cut into; a round sends at least one."""
@@ -67,13 +67,17 @@ class Chunks:
     def __init__(self, numels: Sequence[int], size: int | None = None) -> None:
         """`size`: numbers in a chunk; by default so many that there are about 256."""
         size = size or chunk_size(numels)
-        self.chunks = list(chain.from_iterable(_cut(b, numel, size) for b, numel in enumerate(numels)))
+        self.chunks: list[Chunk] = []
+        for bucket, numel in enumerate(numels):
+            pieces = -(-numel // size)
+            bounds = [numel * i // pieces for i in range(pieces + 1)]
+            self.chunks += [Chunk(bucket, start, stop) for start, stop in pairwise(bounds)]
 
     def __len__(self) -> int:
         return len(self.chunks)
 
     def count(self, share: float) -> int:
-        """Cells of a share of the model, at least one."""
+        """Chunks of a share of the model, at least one."""
         return min(len(self), max(1, round(share * len(self))))
 
     def window(self, position: WindowPosition, count: int) -> Window:
@@ -93,9 +97,3 @@ class Chunks:
 def chunk_size(numels: Sequence[int]) -> int:
     """Numbers in a chunk of a model with these buckets."""
     return max(1, -(-sum(numels) // CHUNKS))
-
-
-def _cut(bucket: int, numel: int, size: int) -> list[Chunk]:
-    pieces = -(-numel // size)
-    bounds = [numel * i // pieces for i in range(pieces + 1)]
-    return [Chunk(bucket, bounds[i], bounds[i + 1]) for i in range(pieces)]

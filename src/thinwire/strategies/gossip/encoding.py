@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from thinwire.compress.payload import decode, empty_message, encode_
-from thinwire.compress.sizes import Payload, payload_bytes
+from thinwire.compress.payload import Payload, decode, encode_, payload_bytes
 from thinwire.strategies.gossip.chunks import Span
 
 
@@ -58,7 +58,8 @@ class Encoding:
         self, bucket: int, values: Sequence[Tensor], memory: RoundingMemory
     ) -> tuple[Tensor, list[Tensor]]:
         """Gives the message, and its parts as the other end will see them."""
-        message, sent = empty_message(self.num_bytes, values[0]), []
+        message = torch.empty(self.num_bytes, dtype=torch.uint8, device=values[0].device)
+        sent = []
         for part in self.parts:
             data, bytes_ = values[part.value][part.start : part.stop], message[part.begin : part.end]
             reference, error = memory.of(bucket, part)

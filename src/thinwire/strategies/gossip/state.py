@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from thinwire.compress.sizes import Payload
+from thinwire.compress.payload import Payload
 from thinwire.strategies.base import SAME, Bucket, Values
 from thinwire.strategies.gossip.agreement import Agreement, RoundTimer
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition
@@ -78,13 +78,8 @@ class GossipState:
     def next_round(self, rank: int, step: int) -> GossipRound:
         """Move the window on and look up the peers."""
         window = self.runtime.chunks.window(self.position, self.num_chunks)
-        return GossipRound(
-            window=window,
-            peers=self.runtime.schedule.peers(rank, window.number),
-            payload=self.payload,
-            left=len(window.spans),
-            sampled=step % SAMPLE_EVERY == 1,
-        )
+        peers = self.runtime.schedule.peers(rank, window.number)
+        return GossipRound(window, peers, self.payload, len(window.spans), sampled=step % SAMPLE_EVERY == 1)
 
     def sample(self, round: GossipRound, changes: Sequence[Tensor], sent: Sequence[Tensor]) -> None:
         """Measure how far a bucket's parameters are from the peer's."""

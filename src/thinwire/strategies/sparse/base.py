@@ -6,20 +6,15 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from thinwire.compress.layout import NOT_FINITE, Values
 from thinwire.compress.select import prepare, refuse, select_, select_largest_
-from thinwire.compress.sparse import new_words
+from thinwire.compress.sparse import NOT_FINITE, Values, new_words
 from thinwire.compress.threshold import new_threshold
-from thinwire.errors import SettingError, check
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
-from thinwire.strategies.parts.clip import LocalClip
-from thinwire.strategies.parts.density import FIRST_DENSITY
-from thinwire.strategies.parts.finite import check_real
-from thinwire.strategies.parts.momentum import MomentumCorrection
+from thinwire.strategies.parts import FIRST_DENSITY, LocalClip, MomentumCorrection, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.strategies.sparse.cost_probe import PROBES, CostProbe
-from thinwire.strategies.sparse.format import MessageFormat
-from thinwire.strategies.sparse.plan import BucketSize, MessagePlan
+from thinwire.strategies.sparse.plan import MessageFormat, MessagePlan
 from thinwire.strategies.sparse.reduction import Message, Reduction
 from thinwire.strategies.sparse.state import Runtime, SparseState
 from thinwire.wire.wire import Wire
@@ -67,14 +62,11 @@ class SparseStrategy(Strategy):
 
     @abstractmethod
     async def share(self, reduction: Reduction, message: Message, state: SparseState, wire: Wire) -> None:
-        """Send this worker's message, and leave in `reduction` the mean of the numbers that all workers
-        apply."""
-        ...
+        """Send this worker's message, and leave in `reduction` the mean that all workers apply."""
 
     @abstractmethod
     def sent_bytes(self, format: MessageFormat, world_size: int) -> int:
         """Bytes that a worker sends for one message."""
-        ...
 
     @property
     def completes(self) -> bool:
@@ -109,7 +101,7 @@ class SparseStrategy(Strategy):
         if wire.world_size > 1:
             for like in {(each.dtype, each.device): each for each in residuals if not each.is_meta}.values():
                 prepare(like)
-        plan = self._plan(buckets, wire.world_size)
+        plan = MessagePlan(self, buckets, wire.world_size)
         state = SparseState(
             residuals=residuals,
             threshold=new_threshold(residuals),
@@ -120,39 +112,21 @@ class SparseStrategy(Strategy):
             kept_capacities=[0] * len(buckets),
             kept_counts=[0] * len(buckets),
         )
-        probe = CostProbe(sum(bucket.gradient.nbytes for bucket in buckets))
-        state.runtime = Runtime(buckets, plan, probe)
+        state.runtime = Runtime(buckets, plan, CostProbe(sum(bucket.gradient.nbytes for bucket in buckets)))
         if self.clip_norm is not None:
             state.runtime.clip = LocalClip(self.clip_norm, len(buckets))
         if self.momentum:
             state.runtime.momentum = MomentumCorrection.of(self.momentum, buckets, type(self).__name__)
         return state
 
-    def _plan(self, buckets: Sequence[Bucket], world_size: int) -> MessagePlan:
-        return MessagePlan(
-            sizes=[
-                BucketSize(b.gradient.numel(), b.gradient.element_size(), b.gradient.numel() - b.exact_from)
-                for b in buckets
-            ],
-            world_size=world_size,
-            density=self.density,
-            warmup_steps=self.warmup_steps,
-            payload=self.payload,
-            quantum=self.quantum(world_size),
-            completes=self.completes,
-            sent_bytes=self.sent_bytes,
-        )
-
     def _rates(self, buckets: Sequence[Bucket]) -> list[float]:
         if not self.keep_rate:
             return []
         rates = [bucket.rate for bucket in buckets]
         known = [rate for rate in rates if rate is not None]
-        if len(known) < len(rates):
-            raise SettingError(
-                f"{type(self).__name__}.keep_rate must be False where the optimizer is not known, got True",
-                hint="join it by tw.attach(model, optimizer, ...), which knows the learning rate",
-            )
+        rule = "False where the optimizer is not known"
+        hint = "join it by tw.attach(model, optimizer, ...), which knows the learning rate"
+        check(len(known) == len(rates), f"{type(self).__name__}.keep_rate", rule, True, hint=hint)
         return known
 
     async def reduce(self, bucket: Bucket, state: SparseState, wire: Wire) -> None:
@@ -175,13 +149,9 @@ class SparseStrategy(Strategy):
         if format is None:
             await self._send_dense(bucket, state, wire)
         else:
-            cut = bucket.exact_from
-            lossy, tail, residual = (
-                bucket.gradient[:cut],
-                bucket.gradient[cut:],
-                state.residuals[bucket.index],
-            )
+            lossy, tail = bucket.gradient[: bucket.exact_from], bucket.gradient[bucket.exact_from :]
             kept = runtime.kept[bucket.index] if format.held else None
+            residual = state.residuals[bucket.index]
             reduction = Reduction(bucket.index, lossy, tail, residual, format, kept)
             await self.share(reduction, self._select(reduction, bucket.step - 1, state), state, wire)
         runtime.probe.end(wire.now())
@@ -192,34 +162,35 @@ class SparseStrategy(Strategy):
         runtime.kept = state.last_kept()
         state.threshold.begin()
         runtime.formats = runtime.plan.formats(step, state.weights, state.kept_capacities)
-        state.kept_capacities = runtime.plan.kept_capacities(runtime.formats)
+        kept = (each.layout.capacity if each and self.completes else 0 for each in runtime.formats)
+        state.kept_capacities = list(kept)
         state.kept_counts = [0] * len(state.kept_capacities)
         runtime.probe.next_step(step - self.warmup_steps, type(self).__name__, tell=wire.rank == 0)
         runtime.sent = runtime.passed = 0
 
     def _select(self, reduction: Reduction, step: int, state: SparseState) -> Message:
         """Move the largest numbers from the residual to a message."""
-        message, runtime = reduction.new_message(), state.runtime
+        format, runtime = reduction.format, state.runtime
+        message = Message(new_words(format.num_words, reduction.residual.device), format)
         if reduction.is_meta:
             return message
         if reduction.kept is not None:
             place = reduction.kept.long()
-            message.held(reduction.residual)[: place.numel()] = reduction.residual[place]
+            message.held[: place.numel()] = reduction.residual[place]
             reduction.residual[place] = 0
-        name_at = runtime.buckets[reduction.index].name_at
-        layout, parts = reduction.format.layout, (reduction.lossy, reduction.residual)
+        layout, parts = format.layout, (reduction.lossy, reduction.residual)
         if self.exact:
-            select_largest_(*parts, layout.capacity, message.sparse, layout, name_at=name_at)
+            select_largest_(*parts, layout.capacity, message.sparse, layout)
         else:
             density = AIM * runtime.plan.density_at(step)
             threshold = state.threshold.before(reduction.index, *parts, density)
-            select_(*parts, threshold, message.sparse, layout, name_at=name_at)
-        message.tail(reduction.residual).copy_(reduction.tail)
-        message = message.to(reduction.device)
+            select_(*parts, threshold, message.sparse, layout)
+        message.tail.copy_(reduction.tail)
+        message = Message(message.words.to(reduction.device), message.format)
+        if message.count == NOT_FINITE:
+            refuse(reduction.residual, runtime.buckets[reduction.index].name_at)
         if not self.exact:
             state.threshold.after(reduction.index, message.sparse)
-        if message.count == NOT_FINITE:
-            refuse(reduction.residual, name_at)
         runtime.sent += message.count
         runtime.passed += message.passed
         if runtime.momentum is not None:
@@ -249,9 +220,8 @@ class SparseStrategy(Strategy):
         changes, enough = self.density * num_steps, FEWEST_CHANGES / max(1, num_steps)
         if changes >= FEWEST_CHANGES:
             return ""
-        better = (
-            f"set density={enough:.2g} or more" if enough < FIRST_DENSITY else "send everything (all-reduce)"
-        )
+        more = f"set density={enough:.2g} or more"
+        better = more if enough < FIRST_DENSITY else "send everything (all-reduce)"
         return (
             f"{type(self).__name__} with density={self.density:g} changes a parameter {changes:.2g} times in "
             f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, or train longer"

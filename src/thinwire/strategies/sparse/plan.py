@@ -2,57 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from thinwire.compress.layout import Values
-from thinwire.strategies.parts.density import (
-    FALL,
-    FIRST_DENSITY,
-    density_at,
-    divide_capacity,
-    total_capacity,
-)
+from thinwire.compress.sparse import SparseLayout
+from thinwire.strategies.base import Bucket
+from thinwire.strategies.parts import FALL, FIRST_DENSITY, density_at, divide_capacity, total_capacity
 from thinwire.strategies.sparse.cost_probe import PROBES
-from thinwire.strategies.sparse.format import MessageFormat, format_of
 
-
-@dataclass(frozen=True, slots=True)
-class BucketSize:
-    """What a plan needs to know of a bucket."""
-
-    numel: int
-    """Its gradients, with the bookkeeping that travels along."""
-    itemsize: int
-    exact: int
-    """How many of them must arrive exact."""
-
-    @property
-    def lossy(self) -> int:
-        return self.numel - self.exact
+if TYPE_CHECKING:
+    from thinwire.strategies.sparse.base import SparseStrategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MessageFormat:
+    """One bucket's message: sparse entries, then numbers as they are, which saves a round."""
+
+    layout: SparseLayout
+    tail: int
+    """Numbers after the entries, as wide as the residual's: small tensors and bookkeeping."""
+    held: int = 0
+    """Numbers after the tail: leftover residuals at indices that were applied in the step before."""
+
+    @property
+    def num_words(self) -> int:
+        """The message is an int32 tensor of this many words, an even number."""
+        words = (self.tail + self.held) * self.layout.itemsize // 4
+        return self.layout.num_words + words + words % 2
+
+    @property
+    def num_bytes(self) -> int:
+        return 4 * self.num_words
+
+
 class MessagePlan:
     """One strategy's messages for one model and number of workers. Lists are in the order of buckets; where a
     format is None, that bucket goes dense."""
 
-    sizes: Sequence[BucketSize]
-    world_size: int
-    density: float
-    warmup_steps: int
-    payload: Values
-    quantum: int
-    """Capacity is divided in multiples of this."""
-    completes: bool
-    """Whether leftover residuals at applied indices go with the next step's messages."""
-    sent_bytes: Callable[[MessageFormat, int], int]
-    """Bytes that one of so many workers sends for one message."""
-
-    @property
-    def numels(self) -> list[int]:
+    def __init__(self, strategy: SparseStrategy, buckets: Sequence[Bucket], world_size: int) -> None:
+        self._strategy = strategy
+        self._buckets = buckets
+        self._world_size = world_size
+        self._quantum = strategy.quantum(world_size)
+        self.numels = [bucket.exact_from for bucket in buckets]
         """How many numbers of each bucket need not arrive exact."""
-        return [size.lossy for size in self.sizes]
 
     @property
     def even(self) -> list[float]:
@@ -60,49 +54,50 @@ class MessagePlan:
         return [float(numel) for numel in self.numels]
 
     def density_at(self, step: int) -> float:
-        return density_at(step, self.density, self.warmup_steps)
+        return density_at(step, self._strategy.density, self._strategy.warmup_steps)
 
     def formats(self, step: int, weights: Sequence[float], held: Sequence[int]) -> list[MessageFormat | None]:
-        """The formats of a step, counted from 0; `held`: for how many indices of each bucket messages also
-        carry leftover residuals."""
-        since = step - self.warmup_steps
+        """The formats of a step, counted from 0; `held`: leftover residuals that messages also carry."""
+        since = step - self._strategy.warmup_steps
         if since in PROBES or since + 1 in PROBES:  # so that what the other buckets then send is known
             weights = self.even
-        numels, density = self.numels, self.density_at(step)
-        capacity = total_capacity(numels, density, self.quantum)
-        capacities = divide_capacity(numels, weights, capacity, self.quantum)
+        density = self.density_at(step)
+        capacity = total_capacity(self.numels, density, self._quantum)
+        capacities = divide_capacity(self.numels, weights, capacity, self._quantum)
         formats = self._formats(capacities, held)
-        if step < self.warmup_steps and not self._pays(capacities, density):
+        if since < 0 and not self._pays(capacities, density):
             return [None] * len(formats)
         if since in PROBES:
-            formats[numels.index(max(numels))] = None
+            formats[self.numels.index(max(self.numels))] = None
         return formats
 
     def _formats(self, capacities: Sequence[int], held: Sequence[int]) -> list[MessageFormat | None]:
         return [
-            format_of(capacity, size.exact, kept, size.itemsize, self.payload) if capacity else None
-            for capacity, size, kept in zip(capacities, self.sizes, held, strict=True)
+            self._format(bucket, capacity, kept) if capacity else None
+            for bucket, capacity, kept in zip(self._buckets, capacities, held, strict=True)
         ]
+
+    def _format(self, bucket: Bucket, capacity: int, held: int) -> MessageFormat:
+        itemsize = max(4, bucket.gradient.element_size())  # half-precision gradients are kept in float32
+        layout = SparseLayout(capacity=capacity, values=self._strategy.payload, itemsize=itemsize)
+        return MessageFormat(layout=layout, tail=bucket.gradient.numel() - bucket.exact_from, held=held)
 
     def _pays(self, capacities: Sequence[int], density: float) -> bool:
         """Half the bytes are not worth selecting and merging so many numbers."""
-        held = [capacity if self.completes else 0 for capacity in capacities]
-        dense = [self._dense_bytes(size) for size in self.sizes]
+        held = [capacity if self._strategy.completes else 0 for capacity in capacities]
+        others = self._world_size - 1
+        dense = [2 * (bucket.gradient.nbytes * others // self._world_size) for bucket in self._buckets]
         sparse = [
-            whole if each is None else self.sent_bytes(each, self.world_size)
+            whole if each is None else self._strategy.sent_bytes(each, self._world_size)
             for each, whole in zip(self._formats(capacities, held), dense, strict=True)
         ]
         return density < FIRST_DENSITY and 2 * sum(sparse) < sum(dense)
 
-    def _dense_bytes(self, size: BucketSize) -> int:
-        return 2 * (size.numel * size.itemsize * (self.world_size - 1) // self.world_size)
-
     @property
     def most_kept(self) -> int:
         """For how many indices at most leftover residuals are sent a step later."""
-        sparse = max(self.density, FIRST_DENSITY / FALL) if self.warmup_steps else self.density
-        return total_capacity(self.numels, sparse, self.quantum) if self.completes else 0
-
-    def kept_capacities(self, formats: Sequence[MessageFormat | None]) -> list[int]:
-        """How many indices of each bucket are to be remembered of a step with these messages."""
-        return [each.layout.capacity if each and self.completes else 0 for each in formats]
+        if not self._strategy.completes:
+            return 0
+        density, warms_up = self._strategy.density, self._strategy.warmup_steps > 0
+        sparse = max(density, FIRST_DENSITY / FALL) if warms_up else density
+        return total_capacity(self.numels, sparse, self._quantum)

@@ -1,4 +1,4 @@
-"""One bucket's reduction in one step: its message, and the mean of all messages."""
+"""One bucket's reduction in one step: its message, everybody's messages, and their mean."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from functools import reduce
 import torch
 from torch import Tensor
 
-from thinwire.compress.layout import COUNT, PASSED
-from thinwire.compress.sparse import Sparse, add_, merge, merge_messages_, new_words, read, write_
-from thinwire.strategies.sparse.format import MessageFormat
+from thinwire.compress.sparse import (
+    COUNT,
+    PASSED,
+    Sparse,
+    add_,
+    merge,
+    merge_messages_,
+    new_words,
+    read,
+    write_,
+)
+from thinwire.strategies.sparse.plan import MessageFormat
+from thinwire.wire.wire import Wire
 
 MOST_ON_HOST = 1 << 16
 """Entries of a message up to which the host is faster than a GPU."""
@@ -35,23 +45,19 @@ class Message:
         """The part that `thinwire.compress` reads and writes."""
         return self.words[: self.format.layout.num_words]
 
-    def tail(self, like: Tensor) -> Tensor:
-        """The part that travels as it is, a view with the dtype of `like`."""
-        return self._after(like)[: self.format.tail]
+    @property
+    def dense(self) -> Tensor:
+        """The part that is summed number by number: the tail, then leftover residuals."""
+        after = self.words[self.format.layout.num_words :].view(self.format.layout.dtype)
+        return after[: self.format.tail + self.format.held]
 
-    def held(self, like: Tensor) -> Tensor:
-        """The part for leftover residuals, a view with the dtype of `like`."""
-        return self._after(like)[self.format.tail : self.format.tail + self.format.held]
+    @property
+    def tail(self) -> Tensor:
+        return self.dense[: self.format.tail]
 
-    def dense(self, like: Tensor) -> Tensor:
-        """Both of them: the part that is summed number by number."""
-        return self._after(like)[: self.format.tail + self.format.held]
-
-    def _after(self, like: Tensor) -> Tensor:
-        return self.words[self.format.layout.num_words :].view(like.dtype)
-
-    def to(self, device: torch.device) -> Message:
-        return Message(self.words.to(device), self.format)
+    @property
+    def held(self) -> Tensor:
+        return self.dense[self.format.tail :]
 
     @property
     def count(self) -> int:
@@ -87,8 +93,7 @@ class Reduction:
     kept: Tensor | None = None
     """Indices applied in the step before, if leftover residuals there are to be applied."""
     returned: list[Sparse] = field(default_factory=list, init=False)
-    """Entries on the host that wait for `finish_`, if the residual is elsewhere: one copy there for all
-    merges."""
+    """Entries on the host that wait for `finish_` if the residual is elsewhere, to be copied once."""
 
     @property
     def tag(self) -> int:
@@ -100,28 +105,21 @@ class Reduction:
         """Sizes alone, without numbers."""
         return self.lossy.is_meta
 
-    def new_message(self) -> Message:
-        """An empty message where the gradients are."""
-        return Message(new_words(self.format.num_words, self.residual.device), self.format)
-
     @property
     def device(self) -> torch.device:
         """Where messages are read and merged."""
-        home = self.lossy.device
         small = not self.is_meta and self.format.layout.capacity <= MOST_ON_HOST
-        return torch.device("cpu") if small else home
+        return torch.device("cpu") if small else self.lossy.device
 
     def new_words(self, count: int) -> Tensor:
         """Zeros for messages of `count` words there."""
         return new_words(count, self.device)
 
     def merge_(self, message: Message, other: Message, *, share: tuple[int, int]) -> None:
-        """Overwrite a message with the largest of its sum with another; this worker's share of the rest goes
-        back to its residual."""
+        """Overwrite a message with the largest of its sum with another; give back a share of the rest."""
         if not self.is_meta:
-            rest = merge_messages_(message.sparse, other.sparse, self.format.layout, share=share)
-            self.give_back_(rest)
-            message.dense(self.residual).add_(other.dense(self.residual))
+            self.give_back_(merge_messages_(message.sparse, other.sparse, self.format.layout, share=share))
+            message.dense.add_(other.dense)
 
     def give_back_(self, entries: Sparse) -> None:
         """Keep entries that are not applied, to be sent later."""
@@ -133,14 +131,10 @@ class Reduction:
     def finish_(
         self, sums: Iterable[Sparse], tail: Tensor, world_size: int, held: Tensor | None = None
     ) -> None:
-        """Overwrite the gradients with the mean: these entries, this tail and these leftover residuals are
-        sums over workers."""
+        """Overwrite the gradients with the mean: all that is given are sums over workers."""
         # Half-precision gradients are summed in the residual's precision.
-        wide = (
-            self.lossy
-            if self.lossy.dtype == self.residual.dtype
-            else self.residual.new_zeros(self.lossy.shape)
-        )
+        fits = self.lossy.dtype == self.residual.dtype
+        wide = self.lossy if fits else torch.empty_like(self.residual)
         if self.returned:  # none twice, so that the sum does not depend on the order in which a GPU adds them
             add_(self.residual, reduce(merge, self.returned))
         wide.zero_()
@@ -161,11 +155,6 @@ class MessageRows:
     words: Tensor
     format: MessageFormat
 
-    @classmethod
-    def new(cls, reduction: Reduction, format: MessageFormat, count: int) -> MessageRows:
-        """`count` empty messages."""
-        return cls(reduction.new_words(count * format.num_words), format)
-
     @property
     def rows(self) -> Tensor:
         return self.words.view(-1, self.format.num_words)
@@ -175,16 +164,35 @@ class MessageRows:
         """How many numbers were above the threshold, over all workers whose entries are in here."""
         return int(self.rows[:, PASSED].sum())
 
-    def messages(self) -> list[Message]:
-        return [Message(row, self.format) for row in self.rows]
-
-    def tails(self, like: Tensor) -> Tensor:
+    @property
+    def tails(self) -> Tensor:
         """The parts that travel as they are, in rows."""
-        return self.rows[:, self.format.layout.num_words :].view(like.dtype)[:, : self.format.tail]
+        layout = self.format.layout
+        return self.rows[:, layout.num_words :].view(layout.dtype)[:, : self.format.tail]
 
     def write_tail_(self, tail: Tensor) -> None:
         """Cut a tail into equal parts, one for each message."""
-        tails = self.tails(tail)
-        padded = tail.new_zeros(tails.numel())
+        padded = tail.new_zeros(self.tails.numel())
         padded[: tail.numel()] = tail
-        tails.copy_(padded.view(tails.shape))
+        self.tails.copy_(padded.view(self.tails.shape))
+
+
+async def gather(own: Tensor, wire: Wire, *, tag: int) -> Tensor:
+    """The messages of all workers, one after another in order of rank.
+
+    Each worker hands on all it has so far (Bruck's algorithm): log2(P) exchanges, where a ring takes P - 1.
+    """
+    rank, world_size = wire.rank, wire.world_size
+    rows = own.new_empty((world_size, own.numel()))  # of this worker, of the next one, and so on
+    rows[0] = own
+    for number in range((world_size - 1).bit_length()):
+        distance = 1 << number  # to the peers
+        count = min(distance, world_size - distance)
+        await wire.exchange(
+            send=rows[:count].view(-1),
+            to=(rank - distance) % world_size,
+            recv=rows[distance : distance + count].view(-1),
+            source=(rank + distance) % world_size,
+            tag=tag + number,
+        )
+    return rows.roll(rank, 0).view(-1)

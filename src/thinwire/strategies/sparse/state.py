@@ -9,11 +9,9 @@ from torch import Tensor
 
 from thinwire.compress.threshold import Threshold
 from thinwire.strategies.base import SAME, Bucket
-from thinwire.strategies.parts.clip import LocalClip
-from thinwire.strategies.parts.momentum import MomentumCorrection
+from thinwire.strategies.parts import LocalClip, MomentumCorrection
 from thinwire.strategies.sparse.cost_probe import CostProbe
-from thinwire.strategies.sparse.format import MessageFormat
-from thinwire.strategies.sparse.plan import MessagePlan
+from thinwire.strategies.sparse.plan import MessageFormat, MessagePlan
 from thinwire.strategies.sparse.reduction import Message
 
 
@@ -51,15 +49,13 @@ class SparseState:
     rates: list[float] = field(metadata=SAME)
     """With `keep_rate`: the learning rate that each bucket's residual is scaled for."""
     kept: Tensor = field(metadata=SAME)
-    """Indices applied in the last step, bucket after bucket, each padded to its capacity; empty where they
-    are not asked for."""
+    """Indices applied in the last step, each bucket padded to its capacity; empty where nobody asks."""
     kept_capacities: list[int] = field(metadata=SAME)
     kept_counts: list[int] = field(metadata=SAME)
     runtime: Runtime = field(init=False, repr=False)
 
     def scale_for_rate_(self, bucket: int) -> None:
-        """Scale a residual inversely to the learning rate, so that it is applied with the rate of its
-        step."""
+        """Scale a residual so that it is applied with the learning rate of its step."""
         before, now = self.rates[bucket], self.runtime.buckets[bucket].rate
         if now:
             if before not in (0, now):

@@ -1,0 +1,1 @@
+"""Public training scripts with the fewest lines changed: do they train as they did, with every strategy?"""

@@ -1,1 +1,0 @@
-"""Parts that strategies are composed of: clipping, momentum correction, density warm-up."""
