@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.errors import NumericError, check
+from thinwire.errors import NumericError, SettingError, check
 from thinwire.strategies.base import Bucket, local_norm
 from thinwire.wire.work import Work
 
