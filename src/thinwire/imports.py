@@ -22,14 +22,19 @@ def import_user_module(name: str, *, field: str) -> ModuleType:
         sys.path.insert(0, here)
     try:
         return import_module(name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         hint = "run it from the folder the module is in, or put that folder on PYTHONPATH"
         if not is_absent(error, name):
-            last = traceback.extract_tb(error.__traceback__)[-1]
-            place = (error.filename, error.lineno) if isinstance(error, SyntaxError) else last[:2]
-            hint = f"the module was found; the error is at {place[0]}, line {place[1]}"
+            hint = f"the module was found; {place_of(error)}"
         why = f"no module {name!r}" if is_absent(error, name) else f"{type(error).__name__}: {error}"
         raise SettingError(f"{field} cannot be imported: {why}", hint=hint) from error
+
+
+def place_of(error: BaseException) -> str:
+    """Where in a user's file an error is."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    place = (error.filename, error.lineno) if isinstance(error, SyntaxError) else last[:2]
+    return f"the error is at {place[0]}, line {place[1]}"
 
 
 def is_absent(error: BaseException | None, name: str) -> bool:

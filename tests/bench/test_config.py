@@ -36,7 +36,7 @@ def test_the_grid_is_the_standard_one() -> None:
         ({"rates_bits_per_s": (1.0,)}, "rate must be between"),
         ({"nets": ("resnet51",)}, "emulate must be one of"),
         ({"scale": 2.0}, "scale must be above 0 and at most 1"),
-        ({"turns": 0}, "turns must be at least 1, got 0"),
+        ({"turns": 0}, "turns must be 1 to 1,000, got 0"),
         ({"minutes": 0}, "minutes must be above 0, got 0"),
     ],
 )

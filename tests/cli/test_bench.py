@@ -49,13 +49,12 @@ def test_everything_reaches_the_configuration(
     setups: list[BenchSetup], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     line = f"bench --quick --workers 2,8 --rate 50mbit,1gbit --net {NET} --net resnet20 --scale 0.5 --turns 7"
-    line += f" --time-limit 90s --systems ddp --data {tmp_path} --out {tmp_path / 'out'}"
+    line += f" --time-limit 90s --systems ddp --out {tmp_path / 'out'}"
     assert main(line.split()) == 0
     config = setups[0].config
     assert (config.workers, config.rates_bits_per_s) == ((2, 8), (50e6, 1e9))
     assert (config.nets, config.scale, config.turns, config.minutes) == ((NET, "resnet20"), 0.5, 7, 1.5)
     assert config.systems == ("silent", "ddp")
-    assert config.studies[0].data == str(tmp_path)
     shown = capsys.readouterr()
     assert "8 workers at 200mbit, 5 M parameters" in shown.out
     assert "50 %" in shown.out
@@ -70,7 +69,8 @@ def test_absent_rivals_and_data_are_told(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr("thinwire.bench.run.load_rivals", lambda _: {})
-    assert main(["bench", "--out", str(tmp_path / "out")]) == 0
+    assert main(["bench", "--data", str(tmp_path), "--out", str(tmp_path / "out")]) == 0
+    assert [study.data for study in setups[0].config.studies] == [str(tmp_path)] * 2
     shown = capsys.readouterr()
     for text in (shown.out, shown.err):
         assert "not found: run from a checkout" in " ".join(text.split())
@@ -91,7 +91,16 @@ def test_absent_rivals_and_data_are_told(
         ("--systems not_there:Mine", "strategy 'not_there:Mine' cannot be imported"),
         ("--systems all-reduce:overlap", "strategy must be NAME or NAME:KEY=VALUE"),
         ("--time-limit 45", "time limit must be a time, got '45'"),
-        ("--turns 0", "turns must be at least 1, got 0"),
+        ("--turns 0", "turns must be 1 to 1,000, got 0"),
+        ("--turns 99999999999999999999", "turns must be 1 to 1,000, got 99999999999999999999"),
+        ("--time-limit 1e300h", "time limit must be at most a year (8784h), got '1e300h'"),
+        ("--systems ,", "systems must be at least one name, got ','"),
+        ("--rivals ../x", "rivals '../x' cannot be imported: '../x' is not the name of a module"),
+        ("--quick --data here", "data must be left out: this recipe's data is in the package, got "),
+        (
+            "--net params=1e12,forward=1,backward=1",
+            "net must be of a size that fits: it needs 128,000.0 GB of ",
+        ),
         ("--out pyproject.toml", "--out must be a folder that can be written to"),
     ],
 )

@@ -31,6 +31,7 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
     assert options == [
         "--strategy",
         "--workers",
+        "--oversubscribe",
         "--epochs",
         "--batch-size",
         "--seed",
@@ -95,7 +96,36 @@ def test_recipes_are_listed_with_defaults(capsys: pytest.CaptureFixture[str]) ->
         ("train ptb-lstm --data /", 1, "no text files in /", "ptb.train.txt"),
         ("train --shuffle rings", 1, "shuffle must be one of 'dealt', 'own', 'ring', got 'rings'", ""),
         ("train --device gpu", 1, "device must be one of 'auto', 'cpu', 'cuda', got 'gpu'", ""),
-        ("train --workers 0", 1, "workers must be at least 1, got 0", ""),
+        ("train --workers 0", 1, "workers must be 1 to 100,000, got 0", ""),
+        ("train --workers 99999", 1, "workers must be at most ", "`thinwire simulate`"),
+        ("train --workers 9999 --oversubscribe", 1, "workers must be at most 1,024, got 9999", "fewer"),
+        ("train --epochs 9999999", 1, "epochs must be 1 to 1,000,000, got 9999999", ""),
+        (
+            "train --data /",
+            1,
+            "data must be left out: this recipe's data is in the package, got '/'",
+            "--data",
+        ),
+        (
+            "train sys:exit",
+            1,
+            "a function that returns one, got a builtin_function_or_method",
+            "docs/recipes",
+        ),
+        (
+            "train math:sin",
+            1,
+            "a function that returns one, got a builtin_function_or_method",
+            "docs/recipes",
+        ),
+        (
+            "train os:walk",
+            1,
+            "without arguments that returns a Recipe: missing a required argument: 'top'",
+            "",
+        ),
+        ("train random:Random", 1, "a function that returns one, got the class Random", "docs/recipes"),
+        ("train --strategy sys:exit", 1, "derived from Strategy, got a builtin_function", "docs/"),
         ("train --resume", 1, "--resume needs --out: the folder of the run to resume", ""),
         ("train --save-every -1", 1, "save every must be 0 or more steps, got -1", ""),
         ("train --strategy all-reduce:overlap", 1, "strategy must be NAME or NAME:KEY=VALUE", "for example"),
@@ -158,6 +188,12 @@ def test_torchrun_needs_a_common_folder_and_its_own_number_of_workers(
     assert "--out must be given under torchrun" in capsys.readouterr().err
     assert main(["train", "--workers", "3", "--out", "x"]) == 1
     assert "workers must be torchrun's 2, got 3" in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "2")
+    assert main(["train", "--out", "x"]) == 1
+    assert "RANK must be 0 to WORLD_SIZE - 1 (1), got 2" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    assert main(["train", "--out", "x"]) == 1
+    assert "WORLD_SIZE must be a whole number, got 'two'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,14 @@ def test_the_outcome_can_be_had_as_json(jobs: list[Job], capsys: pytest.CaptureF
     [
         ("lab run --rate 0mbit -- true", 1, "error: rate must be between 8kbit and 100gbit, got '0mbit'"),
         ("lab run --hosts 300 -- true", 1, "error: hosts must be 1 to 254, one address each, got 300"),
+        ("lab run --hosts 1000000000 -- true", 1, "error: hosts must be 1 to 100,000, got 1000000000"),
+        ("lab run --time-limit 1e9h -- true", 1, "error: time limit must be at most a year (8784h), got"),
+        (
+            "lab run --emulate params=1e12,forward=1,backward=1 -- true",
+            1,
+            "of a size that fits: it needs 32,000.0 GB",
+        ),
+        ("lab run --emulate params=1e30,forward=1,backward=1 -- true", 1, "params must be at most 1e+12"),
         ("lab run --fault kill:host=9,step=1 -- true", 1, "error: fault host must be 0 to 3, got 9"),
         ("lab run --emulate resnet51 -- true", 1, "error: emulate must be one of 'alexnet', "),
         ("lab run --scale 0.1 -- true", 1, "error: scale must be used with --emulate, got 0.1"),

@@ -63,6 +63,9 @@ def test_sizes_alone(capsys: pytest.CaptureFixture[str]) -> None:
         ("--fault kill:host=9,step=1", "fault host must be 0 to 3, got 9"),
         ("--jitter -1 --epochs 1", "jitter must be a share of the computing time, 0 or more, got -1"),
         ("--steps 0", "steps must be at least 1, got 0"),
+        ("--steps 99999999999", "steps must be at most 1,000,000, got 99999999999"),
+        ("--data here", "data must be left out: this recipe's data is in the package, got 'here'"),
+        ("--emulate params=1e30,forward=1,backward=1", "emulate params must be at most 1e+12, got "),
         ("--emulate resnet50 --steps 0", "steps must be at least 1, got 0"),
     ],
 )

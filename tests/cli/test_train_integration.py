@@ -43,6 +43,7 @@ def test_one_silent_worker_sends_nothing_and_summary_is_readable(tmp_path: Path)
     run = tmp_path / "run"
     done = thinwire("train", "--workers", "1", "--strategy", "silent", "--epochs", "1", "--out", str(run))
     assert done.returncode == 0, done.stderr
+    assert "one worker: nothing is sent, so silent trains as any other strategy would" in done.stderr
     assert "sent      0 B per step and worker, 0 B in all" in done.stdout
     assert "accuracy" in done.stdout
     assert "missed" in done.stdout  # one epoch is not enough

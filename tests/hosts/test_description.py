@@ -50,12 +50,19 @@ def test_durations(text: str, seconds: float) -> None:
     assert parse_duration(text, field="latency") == pytest.approx(seconds)
 
 
-@pytest.mark.parametrize("text", ["", "3", "s", "-1s", "1.2.3s", "1 week", "infs", "1e999s"])
+@pytest.mark.parametrize("text", ["", "3", "s", "-1s", "1.2.3s", "1 week", "infs"])
 def test_bad_durations_are_named(text: str) -> None:
     with pytest.raises(SettingError, match="latency must be a time") as raised:
         parse_duration(text, field="latency")
     assert repr(text) in str(raised.value)
     assert "0.4ms" in raised.value.hint
+
+
+@pytest.mark.parametrize("text", ["1e999s", "8785h", "1e300h"])
+def test_a_time_is_at_most_a_year(text: str) -> None:
+    with pytest.raises(SettingError, match="latency must be at most a year"):
+        parse_duration(text, field="latency")
+    assert parse_duration("8784h", field="latency") == 8784 * 3600
 
 
 def test_without_a_unit_a_fault_is_in_seconds() -> None:
@@ -95,7 +102,7 @@ def test_sites_speeds_and_faults() -> None:
 
 
 BAD = [
-    ({"hosts": 0}, ["hosts must be at least 1", "got 0"]),
+    ({"hosts": 0}, ["hosts must be 1 to 100,000", "got 0"]),
     ({"rate": "0mbit"}, ["rate must be between 8kbit and 100gbit", "'0mbit'"]),
     ({"rate": "1gbit*3,1mbit*2"}, ["rate must be given for 4 hosts", "(5)", "hint"]),
     ({"rate": "1gbit*x"}, ["rate must be repeated a whole number of times", "1gbit*x"]),

@@ -60,6 +60,30 @@ def test_hosts_have_their_own_network_and_no_way_out(capfd: pytest.CaptureFixtur
     assert _interfaces() == before
 
 
+def test_more_hosts_all_talk_to_each_other_than_the_kernel_learns_addresses_of(tmp_path: Path) -> None:
+    """40 hosts have 1,560 neighbours; the table of learned ones holds 1,024 for the whole machine."""
+    script = tmp_path / "connect_all.py"
+    script.write_text(
+        textwrap.dedent("""
+        import os, socket, time
+
+        rank, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        server = socket.create_server(("0.0.0.0", 5000), backlog=count)
+        peers = [f"10.77.0.{other + 1}" for other in range(count) if other != rank]
+        kept = []
+        for peer in peers:
+            while True:  # until it listens
+                try:
+                    kept.append(socket.create_connection((peer, 5000), timeout=10))
+                    break
+                except ConnectionRefusedError:
+                    time.sleep(0.01)
+        kept += [server.accept() for _ in peers]
+        """)
+    )
+    assert _run("python3", str(script), hosts=40).exit_code == 0
+
+
 def test_only_workers_are_heard(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "hello.py"
     script.write_text("print('hello')")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import check
-from thinwire.hosts.quantities import check_rate
+from thinwire.hosts.quantities import LONGEST_S, check_rate
 from thinwire.lab.nets import parse_net
 from thinwire.recipes.config import versions
 
@@ -22,6 +22,7 @@ FILE = "bench.json"
 RUNS = "runs"
 """The part of a bench folder that holds the run folders of its studies."""
 REFERENCE_NET = "params=5e6,layers=16,forward=0.1,backward=0.2"
+MOST_TURNS = 1_000
 SMALL_NET = "params=1.25e6,layers=16,forward=0.1,backward=0.2"
 
 
@@ -73,8 +74,8 @@ class BenchConfig:
             check_rate(rate)
         for net in self.nets:
             parse_net(net, scale=self.scale)
-        check(self.turns >= 1, "turns", "at least 1", self.turns)
-        check(self.minutes > 0, "minutes", "above 0", self.minutes)
+        check(1 <= self.turns <= MOST_TURNS, "turns", f"1 to {MOST_TURNS:,}", self.turns)
+        check(0 < self.minutes <= LONGEST_S / 60, "minutes", "above 0 and at most a year", self.minutes)
 
 
 STANDARD = BenchConfig(

@@ -19,6 +19,8 @@ from thinwire.bench.tables import AccuracyRow, Table, accuracy_rows, accuracy_ta
 from thinwire.errors import DataError, ThinwireError, UsageError
 from thinwire.events import Event, EventReader, StepTimed, read_events
 from thinwire.hosts.description import Description, Host
+from thinwire.hosts.machine import Machine
+from thinwire.lab.nets import parse_net
 from thinwire.lab.run import Job, enter_command
 from thinwire.lab.run import run as run_lab
 from thinwire.recipes import registry
@@ -63,6 +65,10 @@ def prepare(config: BenchConfig, systems: list[str] | None) -> BenchSetup:
     rivals = load_rivals(config.rivals)
     names = choose(systems, rivals)
     chosen = {name: find(name, rivals) for name in names}
+    for net in config.nets:
+        # parameters and gradients of every worker; a strategy has copies of its own besides
+        num_bytes = 2 * 4 * parse_net(net, scale=config.scale).num_params * max(config.workers, default=0)
+        Machine.this().check_memory(num_bytes, "net", net, hint="fewer workers, or --scale 0.1")
     return BenchSetup(
         config=replace(config, systems=tuple(names)),
         no_lab=_no_lab(),

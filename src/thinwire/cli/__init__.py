@@ -60,6 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail(error.message, error.hint)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
+    except (
+        OSError
+    ) as error:  # no command can foresee them all: a full disk, a name too long, a file that is gone
+        place = "" if error.filename is None else f"{error.filename}: "
+        return fail(f"{place}{error.strerror or error}")
     except _ParseError as error:
         message, context = error.format_message(), getattr(error, "ctx", None)
         hint = f"see `{context.command_path if context else 'thinwire'} --help`"

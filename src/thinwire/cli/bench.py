@@ -20,6 +20,7 @@ from thinwire.bench.tables import Table
 from thinwire.cli import options
 from thinwire.cli.output import note, optional_page, results_folder
 from thinwire.cli.show import report
+from thinwire.errors import check
 from thinwire.events import Event, StepTimed, Summary
 from thinwire.hosts.quantities import format_rate, parse_counts, parse_duration, parse_rates
 from thinwire.timings import GridCell
@@ -74,8 +75,10 @@ def bench(
         minutes=usual.minutes if time_limit is None else parse_duration(time_limit, field="time limit") / 60,
         studies=tuple(replace(study, data=folder) for study in usual.studies),
     )
-    names = [name.strip() for name in (systems or "").split(",") if name.strip()]
-    carry_out(config, names or None, out)
+    names = None if systems is None else [name.strip() for name in systems.split(",") if name.strip()]
+    hint = "leave it out to measure all, or see `thinwire strategies`"
+    check(names is None or len(names) > 0, "systems", "at least one name", systems, hint=hint)
+    carry_out(config, names, out)
 
 
 def demo(out: options.Out = None) -> None:

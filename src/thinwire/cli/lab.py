@@ -12,6 +12,7 @@ from thinwire.cli import options
 from thinwire.cli.output import columns, note
 from thinwire.errors import check
 from thinwire.hosts.description import Description, describe
+from thinwire.hosts.machine import Machine
 from thinwire.hosts.quantities import parse_duration
 from thinwire.lab.calibrate import Calibration, calibrate
 from thinwire.lab.nets import NET_VARIABLE, SCALE_VARIABLE, parse_net
@@ -53,6 +54,8 @@ def run_command(
     about, environment = [f"{description.summary()}; latency is this machine's own"], {}
     if emulate is not None:
         net = parse_net(emulate, scale=scale)
+        num_bytes = 2 * 4 * net.num_params * hosts  # parameters and gradients
+        Machine.this().check_memory(num_bytes, "emulate", emulate, hint="fewer hosts, or --scale 0.1")
         description = description.scaled(scale)
         environment = {NET_VARIABLE: emulate, SCALE_VARIABLE: repr(scale)}
         about.append(f"compute is emulated: {net.name}, {net.num_params:,} parameters")

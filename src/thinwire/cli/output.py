@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain, count
 from pathlib import Path
 
 from thinwire.errors import MissingExtra, SettingError
@@ -42,8 +43,7 @@ def results_folder(
     """Make `out`, empty unless `may_hold` allows what is in it; None is a folder named by `name` and time."""
     if out is None:
         name = f"{name.replace(':', '-').replace('/', '-')}-{time.strftime('%Y%m%d-%H%M%S')}"
-        candidates = [Path("runs") / name] + [Path("runs") / f"{name}-{n}" for n in range(2, 100)]
-        out = next(path for path in candidates if not path.exists())
+        out = unused(Path("runs") / name)
     try:
         out.mkdir(parents=True, exist_ok=True)
         if any(out.iterdir()) and not may_hold(out):
@@ -52,6 +52,12 @@ def results_folder(
         rule = "--out must be a folder that can be written to"
         raise SettingError(f"{rule}, {out} is not: {error.strerror}") from None
     return out
+
+
+def unused(path: Path) -> Path:
+    """`path`, or the first of `path-2`, `path-3`, ... that does not exist."""
+    others = (path.with_name(f"{path.name}-{number}") for number in count(2))
+    return next(each for each in chain([path], others) if not each.exists())
 
 
 @contextmanager

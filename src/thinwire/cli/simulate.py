@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.output import columns, note, optional_page, results_folder
+from thinwire.cli.output import columns, note, optional_page, results_folder, unused
 from thinwire.errors import check
 from thinwire.events import Event, Progress, plain
 from thinwire.hosts.description import Description, describe
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 STRATEGIES = ["silent", "all-reduce"]
 NOTE_EVERY_S = 5.0
+MOST_STEPS = 1_000_000
+LONGEST_NAME = 100
+"""Characters of a strategy in the name of its folder: a file system takes 255."""
 
 
 def simulate(
@@ -66,6 +69,7 @@ def simulate(
         describe(hosts=n, rate=rate, sites=sites, uplink=uplink, slow=slow or [], faults=fault or [])
         for n in parse_counts(workers)
     ]
+    check(steps is None or steps <= MOST_STEPS, "steps", f"at most {MOST_STEPS:,}", steps)
     times = {"latency_s": parse_duration(latency, field="latency")}
     times["uplink_latency_s"] = parse_duration(uplink_latency, field="uplink latency")
     if emulate is not None:
@@ -95,7 +99,8 @@ def simulate(
 def _play(folder: Path, text: str, config: RunConfig, cluster: VirtualCluster) -> dict[str, Any]:
     from thinwire.recipes.virtual import simulate
 
-    own = folder / f"{text.replace(':', '-')}-{config.workers}"
+    name = text.replace(":", "-").replace("/", "-")[:LONGEST_NAME]
+    own = unused(folder / f"{name}-{config.workers}")
     own.mkdir()
     write_config(own, cluster.config(config))
     note(f"{text}, {config.workers} workers ...")

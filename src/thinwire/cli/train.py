@@ -18,6 +18,8 @@ from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError, check
 from thinwire.events import FOLDER, Event, plain
 from thinwire.files import locked
+from thinwire.hosts.machine import Machine
+from thinwire.hosts.quantities import whole
 from thinwire.recipes import registry
 from thinwire.recipes.config import FILE, RunConfig, resolve
 from thinwire.recipes.follow import (
@@ -44,6 +46,9 @@ def train(
     workers: Annotated[
         int | None, typer.Option(help=f"Workers on this machine ({DEFAULT_WORKERS}); torchrun sets its own.")
     ] = None,
+    oversubscribe: Annotated[
+        bool, typer.Option("--oversubscribe", help="Start more workers than this machine has room for.")
+    ] = False,
     epochs: options.Epochs = None,
     batch_size: options.BatchSize = None,
     seed: options.Seed = 0,
@@ -81,6 +86,10 @@ def train(
         profile=profile,
         shuffle=shuffle,
     )
+    if not torchrun:
+        Machine.this().check_workers(config.workers, insist=oversubscribe)
+    if config.workers == 1:
+        note(f"one worker: nothing is sent, so {config.strategy} trains as any other strategy would")
     if tensorboard:
         tensorboard_writer()  # it is missed before training, not after
     run = (_under_torchrun if torchrun else _here)(out, config, tensorboard)
@@ -92,10 +101,19 @@ def train(
 def _num_workers(asked: int | None, torchrun: bool) -> int:
     if not torchrun:
         return DEFAULT_WORKERS if asked is None else asked
-    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    world_size, rank = _number("WORLD_SIZE"), _number("RANK")
+    check(0 <= rank < world_size, "RANK", f"0 to WORLD_SIZE - 1 ({world_size - 1})", rank, hint=_TORCHRUN)
     hint = "leave --workers out under torchrun"
     check(asked in (None, world_size), "workers", f"torchrun's {world_size}", asked, hint=hint)
     return world_size
+
+
+_TORCHRUN = "torchrun sets RANK and WORLD_SIZE; without it, unset RANK to start workers here"
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return whole(text, variable, "a whole number", text, hint=_TORCHRUN)
 
 
 def _title(folder: Path, config: RunConfig) -> str:

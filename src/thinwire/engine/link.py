@@ -7,6 +7,8 @@ import gc
 import logging
 import math
 import sys
+import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Self
@@ -72,6 +74,16 @@ class Link:
         """Steps done when all workers last had the same model, by attach or by `average_`."""
         self._hook()
         core.serve()
+        # Before threads are ended; atexit would be too late to wait for others.
+        threading._register_atexit(_detach_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
+
+    def _at_exit(self) -> None:
+        """The script has ended without `detach`: do it now, or tell the others of the error it ended with."""
+        error = getattr(sys, "last_value", None)
+        if self._attached and error is not None:
+            self.__exit__(type(error), error, None)
+        elif self._attached:
+            self.detach()
 
     def _hook(self) -> None:
         sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
@@ -334,3 +346,8 @@ class Link:
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
         self._transport.set_status()
+
+
+def _detach_at_exit(link: weakref.ref[Link]) -> None:
+    if (mine := link()) is not None:
+        mine._at_exit()

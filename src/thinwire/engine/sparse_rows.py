@@ -45,7 +45,7 @@ class SparseRows:
         total = float(heads[:, 1].sum()) or 1.0
         mean = rows.fill_(math.nan) if self.refused else rows.div_(total)
         self.parameter.grad = torch.sparse_coo_tensor(
-            index[None], mean, self.parameter.shape, is_coalesced=True, check_invariants=False
+            index[None], mean, self.parameter.shape, is_coalesced=True, check_invariants=True
         )
 
     def _own(self, weight: float) -> tuple[Tensor, Tensor]:

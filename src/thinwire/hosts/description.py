@@ -8,7 +8,15 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from thinwire.errors import SettingError, check, check_one_of
-from thinwire.hosts.quantities import check_rate, format_rate, parse_duration, parse_rate, parse_rates, whole
+from thinwire.hosts.quantities import (
+    MOST,
+    check_rate,
+    format_rate,
+    parse_duration,
+    parse_rate,
+    parse_rates,
+    whole,
+)
 
 FAULT_KINDS = {
     "kill": "the worker dies at once (SIGKILL)",
@@ -149,7 +157,7 @@ def describe(
     >>> describe(hosts=8, rate="1gbit*6,100mbit*2", sites="4+4", uplink="50mbit", slow=["3=0.5"]).summary()
     '8 hosts at 100mbit and 1gbit, 2 sites with uplinks of 50mbit, slow: host 3 at 0.5'
     """
-    check(hosts >= 1, "hosts", "at least 1", hosts)
+    check(1 <= hosts <= MOST, "hosts", f"1 to {MOST:,}", hosts)
     each = zip(_rates(rate, hosts), _sites(sites, hosts), _speeds(slow, hosts), strict=True)
     return Description(
         hosts=tuple(

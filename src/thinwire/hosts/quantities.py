@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Literal
@@ -15,7 +14,9 @@ LOWEST_BIT_PER_S = 8_000.0
 """Below 1 kB/s a single packet takes seconds."""
 HIGHEST_BIT_PER_S = 100e9
 MOST = 100_000
-"""Hosts of one rate, or workers, in one description."""
+"""Hosts, or workers, in one description."""
+LONGEST_S = 366 * 24 * 3600.0
+"""No duration is longer than a year."""
 
 
 def _value(text: str, units: Mapping[str, float], default: str | None = None) -> float | None:
@@ -28,12 +29,12 @@ def _value(text: str, units: Mapping[str, float], default: str | None = None) ->
         return None
 
 
-def whole(word: str, field: str, rule: str, text: str) -> int:
+def whole(word: str, field: str, rule: str, text: str, *, hint: str = "") -> int:
     """Read a whole number that is a part of `text`."""
     try:
         return int(word)
     except ValueError:
-        raise SettingError(f"{field} must be {rule}, got {text!r}") from None
+        raise SettingError(f"{field} must be {rule}, got {text!r}", hint=hint) from None
 
 
 def parse_rate(text: str, *, field: str = "rate") -> float:
@@ -56,6 +57,7 @@ def parse_rates(text: str, *, field: str = "rate") -> list[float]:
     """
     rates: list[float] = []
     for word in text.split(","):
+        check(len(rates) < MOST, field, f"given for at most {MOST:,} hosts", text)
         rate, times, count = word.partition("*")
         repeat = whole(count, field, "repeated a whole number of times", text) if times else 1
         check(1 <= repeat <= MOST, field, f"repeated 1 to {MOST:,} times", text)
@@ -89,8 +91,9 @@ def parse_duration(text: str, *, field: str, unit: Literal["s"] | None = None) -
     """
     seconds = _value(text, _SECONDS, unit)
     hint = "a number with us, ms, s, min or h: 0.4ms, 0.2s"
-    if seconds is None or seconds == math.inf:
+    if seconds is None:
         raise SettingError(f"{field} must be a time, got {text!r}", hint=hint)
+    check(seconds <= LONGEST_S, field, "at most a year (8784h)", text)
     return seconds
 
 

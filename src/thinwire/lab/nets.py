@@ -20,6 +20,10 @@ Shape = tuple[int, ...]
 NET_VARIABLE = "THINWIRE_LAB_EMULATE"
 """Environment variable with the argument of `thinwire lab run --emulate`."""
 SCALE_VARIABLE = "THINWIRE_LAB_SCALE"
+MOST_PARAMS = 10**12
+MOST_LAYERS = 10_000
+LONGEST_S = 24 * 3600.0
+"""Of one forward or backward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,19 +146,23 @@ def known_net(name: str, *, batch: int | None = None) -> Net:
     build, samples_per_s, usual = _KNOWN[name]
     batch = usual if batch is None else batch
     check(batch >= 1, "emulate batch", "at least 1", batch)
+    most = int(LONGEST_S * samples_per_s)
+    check(batch <= most, "emulate batch", f"at most {most:,}, a day of computing", batch)
     third_s = batch / samples_per_s / 3
     return Net(name=name, layers=tuple(build()), batch=batch, forward_s=third_s, backward_s=2 * third_s)
 
 
 def equal_net(*, params: int, layers: int, forward_s: float, backward_s: float) -> Net:
     """Return a net of layers with equal size and work; the sizes sum to `params` exactly."""
-    check(layers >= 1, "emulate layers", "at least 1", layers)
+    check(1 <= layers <= MOST_LAYERS, "emulate layers", f"1 to {MOST_LAYERS:,}", layers)
     check(params >= layers, "emulate params", "at least one per layer", params)
+    check(params <= MOST_PARAMS, "emulate params", f"at most {MOST_PARAMS:g}", params)
     for name, seconds in (("forward", forward_s), ("backward", backward_s)):
-        check(0 <= seconds < math.inf, f"emulate {name}", "seconds, 0 or more", seconds)
+        check(0 <= seconds <= LONGEST_S, f"emulate {name}", f"0 to {LONGEST_S:g} seconds", seconds)
     sizes = [(params + i) // layers for i in reversed(range(layers))]
-    name, each = f"{layers} equal layers", [(_near_square(size),) for size in sizes]
-    equal = tuple(Layer(f"layer{i}", shapes, 1.0) for i, shapes in enumerate(each))
+    shapes = {size: _near_square(size) for size in set(sizes)}
+    equal = tuple(Layer(f"layer{i}", (shapes[size],), 1.0) for i, size in enumerate(sizes))
+    name = f"{layers} equal layers"
     return Net(name=name, layers=equal, batch=1, forward_s=forward_s, backward_s=backward_s)
 
 

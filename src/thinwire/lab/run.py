@@ -17,8 +17,11 @@ from typing import Any
 
 from thinwire.errors import ThinwireError, UsageError, check
 from thinwire.hosts.description import Description
+from thinwire.hosts.machine import check_open_files
 from thinwire.lab.network import Counters, run_tool, tool_environment
 
+FILES, FILES_PER_HOST = 64, 5
+"""Open files of the lab's own process: per host its network, status, channel and two outputs."""
 END_S = 15.0
 """Time that an interrupted lab has to end its workers before it is killed."""
 # One thread per worker, as torchrun does; and only a process without threads can fork safely.
@@ -152,6 +155,8 @@ def _advice() -> str:
 
 def run(job: Job) -> LabResult:
     """Run the job in a new lab and return its result. Nothing of the lab is left, however this ends."""
+    count = len(job.description.hosts)
+    check_open_files(FILES + FILES_PER_HOST * count, "hosts", count)
     command = enter_command()
     ours, theirs = Pipe()
     result: LabResult | ThinwireError | None = None

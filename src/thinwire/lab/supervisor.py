@@ -22,6 +22,7 @@ from typing import Any, NoReturn
 
 from thinwire.errors import ThinwireError
 from thinwire.hosts.description import Fault, parse_fault
+from thinwire.hosts.machine import raise_open_files
 from thinwire.lab.calibrate import CpuLoad
 from thinwire.lab.network import ShapedNetwork
 from thinwire.lab.run import Job, LabResult, WorkerExit
@@ -255,6 +256,7 @@ def main() -> None:
 
 
 def _run(job: Job, channel: Connection[Any, Any]) -> LabResult:
+    raise_open_files()  # 200 hosts need more than the usual 1,024
     network = ShapedNetwork(job.description)
     if job.python_arguments:
         for name in PRELOADED:

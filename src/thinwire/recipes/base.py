@@ -110,4 +110,5 @@ class Recipe:
     batch_size: int
     """Samples per worker and step, unless --batch-size says otherwise."""
     locate: Callable[[Path | None], object] | None = None
-    """Cheap check that the data is there, made before workers are started; raises DataError."""
+    """Cheap check of the folder named with --data, made before workers are started: raises DataError if the
+    data is not there, SettingError if the recipe needs no folder. None: any folder, or none, is passed on."""

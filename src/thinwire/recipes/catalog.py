@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from thinwire.data import find_cifar, find_higgs, find_mnist, find_tokens
+from thinwire.errors import check
 from thinwire.recipes.base import MetricTarget, Recipe, Training
 
 
@@ -15,6 +17,11 @@ def _training(name: str, **settings: Any) -> Training:
 
     made: Training = getattr(trainings, name)(**settings)
     return made
+
+
+def _in_the_package(folder: Path | None) -> None:
+    hint = "leave --data out; the other recipes need it"
+    check(folder is None, "data", "left out: this recipe's data is in the package", str(folder), hint=hint)
 
 
 def digits_cnn() -> Recipe:
@@ -26,6 +33,7 @@ def digits_cnn() -> Recipe:
         target=MetricTarget(metric="accuracy", value=0.97),
         epochs=20,
         batch_size=16,
+        locate=_in_the_package,
     )
 
 

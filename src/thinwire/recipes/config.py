@@ -19,11 +19,15 @@ from thinwire.checked_json import parse_json
 from thinwire.errors import DataError, check, check_one_of
 from thinwire.events import RunStarted
 from thinwire.files import read_regular
+from thinwire.hosts.quantities import MOST
 from thinwire.recipes import registry
 from thinwire.strategies import registry as strategies
 
 FILE = "config.json"
 MOST_BYTES = 1 << 26
+MOST_EPOCHS = 1_000_000
+MOST_SAMPLES = 1_000_000
+"""Of one worker and step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,8 +62,9 @@ class RunConfig:
     def __post_init__(self) -> None:
         check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         check_one_of("shuffle", self.shuffle, ("dealt", "own", "ring"))
-        for name in ("workers", "epochs", "batch_size"):
-            check(getattr(self, name) >= 1, name.replace("_", " "), "at least 1", getattr(self, name))
+        for name, most in (("workers", MOST), ("epochs", MOST_EPOCHS), ("batch_size", MOST_SAMPLES)):
+            value = getattr(self, name)
+            check(1 <= value <= most, name.replace("_", " "), f"1 to {most:,}", value)
         for name in ("save_every", "evaluate_every"):
             check(getattr(self, name) >= 0, name.replace("_", " "), "0 or more steps", getattr(self, name))
         check(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1", self.seed)

@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from thinwire.hosts.machine import num_cores
 from thinwire.recipes import worker
 
 LOG = "workers.log"
@@ -108,8 +109,7 @@ class LocalWorkers:
 
 def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
     """The environment of the workers: `given`, with cores divided among them and the lifeline announced."""
-    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = str(max(1, num_cores // num_workers))
+    threads = str(max(1, num_cores() // num_workers))
     # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
     return {"OMP_NUM_THREADS": threads, **given, worker.LIFELINE: "1", "PYTHONSAFEPATH": "1"}
 

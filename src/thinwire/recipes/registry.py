@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from thinwire.errors import SettingError
-from thinwire.imports import did_you_mean, import_object
+import inspect
+from collections.abc import Callable
+from functools import partial
+
+from thinwire.errors import SettingError, ThinwireError
+from thinwire.imports import did_you_mean, import_object, place_of
 from thinwire.recipes.base import Recipe
 
 DEFAULT = "digits-cnn"
@@ -34,7 +38,29 @@ def get(name: str) -> Recipe:
         raise SettingError(f"recipe must be one of {', '.join(_NAMES)}, got {name!r}", hint=hint)
     place = name if ":" in name else f"thinwire.recipes.catalog:{name.replace('-', '_')}"
     found = import_object(place, field="recipe")
-    recipe = found() if callable(found) else found  # a constant is accepted too
+    # a constant is accepted too; others, like sys.exit, are not called to see what they return
+    recipe = _call(found, place) if inspect.isfunction(found) or isinstance(found, partial) else found
     if not isinstance(recipe, Recipe):
-        raise SettingError(f"recipe {place!r} must return a Recipe, got {type(recipe).__name__}")
+        kind = f"the class {recipe.__name__}" if isinstance(recipe, type) else f"a {type(recipe).__name__}"
+        raise SettingError(
+            f"recipe {place!r} must be a Recipe or a function that returns one, got {kind}",
+            hint="docs/recipes.md describes how a recipe is written",
+        )
     return recipe
+
+
+def _call(function: Callable[[], object], place: str) -> object:
+    """Call a user's function without arguments; SettingError says why it cannot be called."""
+    try:
+        inspect.signature(function).bind()
+    except TypeError as error:
+        rule = "a function without arguments that returns a Recipe"
+        raise SettingError(f"recipe {place!r} must be {rule}: {error}") from None
+    try:
+        return function()
+    except ThinwireError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise SettingError(
+            f"recipe {place!r} raises {type(error).__name__}: {error}", hint=place_of(error)
+        ) from error

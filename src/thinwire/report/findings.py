@@ -41,7 +41,7 @@ def notices(subject: Subject) -> list[str]:
             said.append(
                 f"{run.label} did not pay there: selecting and sending took {as_seconds(sparse_s)} of "
                 "every step, sending everything with all-reduce would have taken about "
-                f"{as_seconds(dense_s)}."
+                f"{as_seconds(dense_s)}: use all-reduce on such a network (docs/topk.md, 'Does it pay?')."
             )
         if run.summary is not None and run.summary.advice:
             said.append(f"{run.label}: {run.summary.advice}.")

@@ -7,6 +7,7 @@ On every command line a strategy is written `NAME:KEY=VALUE:KEY=VALUE`. NAME is 
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import textwrap
 from collections.abc import Mapping
@@ -154,10 +155,13 @@ def _known_settings(name: str) -> str:
     return f"it has {settings}" if settings else f"{name} has no settings"
 
 
-def _field_docs(cls: type) -> dict[str, str]:
+@functools.cache
+def _field_docs(cls: type) -> Mapping[str, str]:
     """The string under each field, own and inherited; Python itself does not keep them."""
     docs: dict[str, str] = {}
     for each in reversed(cls.__mro__):
+        if not is_dataclass(each):  # object, Protocol and Generic: finding their sources takes half a second
+            continue
         try:
             tree = ast.parse(textwrap.dedent(inspect.getsource(each)))
         except (OSError, TypeError, SyntaxError):  # frozen, or typed at a prompt: there is no source

@@ -159,9 +159,10 @@ def test_too_few_steps_for_a_density_are_told() -> None:
     assert strategy.advice(8000) == ""
     assert strategy.advice(5880) == (
         "GTopK with density=0.001 changes a parameter 5.9 times in 5,880 steps; fewer than about 8 cost "
-        "accuracy: set density=0.0014 or more, or train longer"
+        "accuracy: set density=0.0014 or more, or train longer; "
+        "see docs/gtopk.md, 'What it costs in accuracy'"
     )
-    assert strategy.advice(20).endswith("send everything (all-reduce), or train longer")
+    assert strategy.advice(20).partition("accuracy: ")[2].startswith("send everything (all-reduce)")
     assert tw.AllReduce().advice(1) == ""
 
 
@@ -189,7 +190,8 @@ def test_says_once_if_it_does_not_pay(caplog: pytest.LogCaptureFixture) -> None:
         [said] = caplog.messages
         assert said == (
             "TopK does not pay here: selecting and sending takes 0.5 s of every step, "
-            "sending everything with AllReduce() about 0.4 s"
+            "sending everything with AllReduce() about 0.4 s: use AllReduce() here (--strategy all-reduce); "
+            "see docs/topk.md, 'Does it pay?'"
         )
         caplog.clear()
         judged(sparse_s=0.5, probe_s=0.06)

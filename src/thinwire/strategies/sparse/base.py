@@ -224,7 +224,8 @@ class SparseStrategy(Strategy):
         better = more if enough < FIRST_DENSITY else "send everything (all-reduce)"
         return (
             f"{type(self).__name__} with density={self.density:g} changes a parameter {changes:.2g} times in "
-            f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, or train longer"
+            f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, "
+            "or train longer; see docs/gtopk.md, 'What it costs in accuracy'"
         )
 
     def instruments(self, state: SparseState) -> Mapping[str, float]:

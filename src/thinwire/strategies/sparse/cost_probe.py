@@ -58,6 +58,11 @@ class CostProbe:
         if step == JUDGED and self._probes_s and self._steps_s:
             self.sparse_s, self.dense_s = min(self._steps_s), min(self._probes_s)
             if tell and self.sparse_s > self.dense_s:
-                sparse = "%s does not pay here: selecting and sending takes %.3g s of every step"
-                dense = "sending everything with AllReduce() about %.3g s"
-                _log.warning(f"{sparse}, {dense}", name, self.sparse_s, self.dense_s)
+                _log.warning(
+                    "%s does not pay here: selecting and sending takes %.3g s of every step, "
+                    "sending everything with AllReduce() about %.3g s: use AllReduce() here "
+                    "(--strategy all-reduce); see docs/topk.md, 'Does it pay?'",
+                    name,
+                    self.sparse_s,
+                    self.dense_s,
+                )
