@@ -40,6 +40,7 @@ from thinwire.recipes.networks import resnet20
 ENTRIES = [
     (BackwardHooks, "_arrived"),
     (BackwardHooks, "_graph_ends"),
+    (Link, "_check_step"),
     (Link, "_before_step"),
     (Link, "_after_step"),
 ]

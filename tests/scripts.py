@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import socket
 import sys
 import tempfile
 import traceback
@@ -40,21 +41,8 @@ def _main(
     exit_interpreter(code)
 
 
-def run_script(
-    script: Path,
-    workers: int | None = None,
-    *,
-    arguments: Sequence[object] = (),
-    attach: Callable[..., Any] | None = None,
-    timeout_s: float = 100,
-) -> list[str]:
-    """What the script has printed; with `workers`, what each of them has, in torchrun's environment.
-
-    With `attach`, that takes the place of thinwire's.
-    """
-    command = [str(script), *map(str, arguments)]
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    world = {
+def _torchrun(workers: int | None, store: TCPStore) -> dict[str, str]:
+    return {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": str(workers),
@@ -62,6 +50,33 @@ def run_script(
         "TORCHELASTIC_RUN_ID": "test",
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
+
+
+def _others(workers: int | None) -> dict[str, str]:
+    """What Slurm scripts and Kubernetes set: rank 0 makes the store itself."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(workers)}
+
+
+def run_script(
+    script: Path,
+    workers: int | None = None,
+    *,
+    arguments: Sequence[object] = (),
+    attach: Callable[..., Any] | None = None,
+    torchrun: bool = True,
+    timeout_s: float = 100,
+) -> list[str]:
+    """What the script has printed; with `workers`, what each of them has, in torchrun's environment or in
+    that of another launcher.
+
+    With `attach`, that takes the place of thinwire's.
+    """
+    command = [str(script), *map(str, arguments)]
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = _torchrun(workers, store) if torchrun else _others(workers)
     with tempfile.TemporaryDirectory() as folder:
         outputs = [Path(folder) / str(rank) for rank in range(workers or 1)]
         processes = []

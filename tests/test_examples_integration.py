@@ -135,3 +135,18 @@ def test_a_run_that_had_ended_is_taken_from_its_checkpoint(tmp_path: Path) -> No
     assert "epoch 1" in first
     assert "epoch" not in again
     assert same_bits(tmp_path / "first", tmp_path / "again")
+
+
+@pytest.mark.processes
+def test_other_launchers_than_torchrun_make_a_world_too(tmp_path: Path) -> None:
+    """Slurm scripts and Kubernetes set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, and nothing else."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, thinwire as tw\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "with tw.attach(model, optimizer, tw.AllReduce()) as link:\n"
+        "    print('worker', link.rank, 'of', link.world_size, link.all_reduce([1.0]))\n"
+    )
+    outputs = run_script(script, workers=2, torchrun=False)
+    assert outputs == ["worker 0 of 2 [2.0]\n", "worker 1 of 2 [2.0]\n"]

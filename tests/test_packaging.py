@@ -94,3 +94,10 @@ def test_wheel_trains(wheel: Path, tmp_path: Path) -> None:
     assert str(installed) in run("-c", "import thinwire; print(thinwire.__file__)", **environment)
     command = [str(installed / "bin" / "thinwire"), "train", "--workers", "2", "--epochs", "1"]
     run(*command, "--out", str(tmp_path / "out"), **environment)
+
+
+def test_the_public_names_are_all_there() -> None:
+    import thinwire
+
+    assert dir(thinwire) == sorted(thinwire.__all__)
+    assert all(getattr(thinwire, name) is not None for name in dir(thinwire))

@@ -14,6 +14,7 @@ ThinwireError
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 
@@ -74,6 +75,18 @@ def check(condition: bool, field: str, rule: str, value: object, *, hint: str = 
     """Raise SettingError unless `condition`: the one form in which settings are refused."""
     if not condition:
         raise SettingError(f"{field} must be {rule}, got {value!r}", hint=hint)
+
+
+def check_seconds(field: str, value: object) -> None:
+    """Raise SettingError unless `value` is a positive number."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    check(number and 0 < value < math.inf, field, "a positive number of seconds", value)  # type: ignore[operator]  # a number
+
+
+def check_count(field: str, value: object, unit: str) -> None:
+    """Raise SettingError unless `value` is a positive whole number."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    check(whole and value > 0, field, f"a positive whole number of {unit}", value)  # type: ignore[operator]  # a number
 
 
 def check_one_of(field: str, value: object, allowed: Iterable[object]) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+import subprocess
 import sys
 from collections.abc import Callable
 from unittest.mock import patch
@@ -204,3 +205,34 @@ def test_without_numba_it_says_so_once(
         kernels._load.cache_clear()
     assert [r.message for r in caplog.records if "numba" in r.message and "thinwire[kernels]" in r.message]
     assert len(caplog.records) == 1
+
+
+_REPLACED = """
+import builtins, logging
+import torch
+
+def setup_for_distributed():  # as torchvision's references do
+    builtin_print = builtins.print
+    def print(*args, force=False, **kwargs):
+        builtin_print(*args, **kwargs)
+    builtins.print = print
+
+setup_for_distributed()
+logging.basicConfig(format="%(message)s")
+from thinwire.compress.select import prepare
+from thinwire.compress.kernels import cpu_kernels
+prepare(torch.ones(3))
+print("kernels:", cpu_kernels(torch.ones(3)))
+"""
+
+
+def test_a_replaced_print_costs_speed_and_nothing_else() -> None:
+    """Numba cannot be imported then."""
+    ran = subprocess.run(
+        [sys.executable, "-c", _REPLACED], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "kernels: None\n"
+    [said] = ran.stderr.splitlines()
+    assert said.startswith("selecting gradients in plain torch")
+    assert said.endswith("import numba first thing in the script")

@@ -65,7 +65,7 @@ def train(strategy: Strategy, lane: Lane | None, steps: int = STEPS) -> Outcome:
         counted = link._core.meter.traffic
         assert link.stats.steps == steps
         distance, state = link.consensus_distance(), link.state_dict()
-    weights = [p.detach().clone() for p in model.parameters()]
+        weights = [p.detach().clone() for p in model.parameters()]  # before detach, which may average
     return Outcome(weights, losses, counted, state, distance)
 
 

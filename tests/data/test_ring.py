@@ -263,7 +263,7 @@ def test_a_checkpoint_holds_every_workers_samples(tmp_path: Path) -> None:
         model = link._model
         held = Held(link, [60 // link.world_size] * link.world_size)
         with tw.Checkpoint(
-            tmp_path, link=link, model=model, optimizer=link._optimizer, ring=held.ring
+            tmp_path, link=link, model=model, optimizer=link._optimizers[0], ring=held.ring
         ) as checkpoint:
             checkpoint.load()
             used = [n for batch in islice(held.ring.batches(5), 2) for n in held.check(batch)]

@@ -85,8 +85,7 @@ def in_threads(strategy: Strategy, kind: str) -> list[dict[str, Any]]:
                 losses.append(learn(model, optimizer, step, link.rank))
                 optimizer.step()
             link.synchronize()
-            sent_bytes = link.stats.sent_bytes
-        return row(model, losses, sent_bytes)
+            return row(model, losses, link.stats.sent_bytes)  # before detach, which may average
 
     return run_threads(WORKERS, worker)
 

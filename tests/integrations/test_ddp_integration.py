@@ -143,3 +143,34 @@ def test_only_strategies_that_reduce_in_backward(strategy: Strategy) -> None:
 def test_without_a_process_group_there_is_nothing_to_hook_into() -> None:
     with pytest.raises(UsageError, match="ddp_hook needs a process group"):
         tw.ddp_hook(tw.GTopK())
+
+
+@pytest.mark.parametrize("strategy", ["gtopk", tw.GTopK, None], ids=repr)
+def test_only_strategy_objects(strategy: Any) -> None:
+    with pytest.raises(SettingError, match="strategy must be a strategy object, got"):
+        tw.ddp_hook(strategy)
+
+
+def test_settings_that_a_hook_cannot_serve() -> None:
+    with pytest.raises(SettingError, match=r"GTopK\.keep_rate must be False"):
+        tw.ddp_hook(tw.GTopK(keep_rate=True))
+    with pytest.raises(SettingError, match="timeout_s must be a positive number of seconds, got '5'"):
+        tw.ddp_hook(tw.GTopK(), timeout_s="5")  # type: ignore[arg-type]
+
+
+def wrapped_after_attach() -> str:
+    model = model_of(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    link = tw.attach(model, optimizer, tw.AllReduce(), timeout_s=60)
+    wrapped = DistributedDataParallel(model)
+    wrapped(torch.ones(2, 40, dtype=torch.float64)).sum().backward()
+    with pytest.raises(UsageError) as caught, link:
+        optimizer.step()
+    return str(caught.value)
+
+
+@pytest.mark.processes
+def test_a_model_that_is_wrapped_after_attach_is_noticed() -> None:
+    for message in run_processes(2, wrapped_after_attach):
+        assert "also wrapped in DistributedDataParallel" in message
+        assert "ddp_hook" in message

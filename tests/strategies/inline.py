@@ -52,7 +52,7 @@ def make_core(
         }
     )
     optimizer, shell = SGD(model.parameters(), lr=0.0), InlineShell(inline.driver)
-    core = Core(model, optimizer, strategy, lane, shell, buffers="local")
+    core = Core(model, [optimizer], strategy, lane, shell, buffers="local")
     made = []
     for place, tensors in enumerate(buckets):
         names = [f"{place}-{number}" for number in range(len(tensors))]

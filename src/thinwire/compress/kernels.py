@@ -29,8 +29,9 @@ def gpu_kernels(like: Tensor) -> ModuleType | None:
 def _load(module: str, package: str, install: str) -> ModuleType | None:
     try:
         importlib.import_module(package)
-    except ImportError as error:
-        slow = "selecting gradients in plain torch, which takes several times as long as with %s (%s): %s"
-        _log.warning(slow, package, error, install)
+        return importlib.import_module(f"thinwire.compress.{module}")
+    except Exception as error:  # noqa: BLE001  # Numba fails in its own ways where a script replaced `print`
+        slow = "selecting gradients in plain torch, which takes several times as long as with %s (%s: %s): %s"
+        remedy = install if isinstance(error, ImportError) else f"import {package} first thing in the script"
+        _log.warning(slow, package, type(error).__name__, str(error).partition("\n")[0], remedy)
         return None
-    return importlib.import_module(f"thinwire.compress.{module}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import get_args
@@ -11,15 +11,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.engine.arguments import (
+    check_model,
+    check_optimizers,
+    check_parameters,
+    check_strategy,
+    describe_optimizer,
+    unwrapped,
+)
 from thinwire.engine.buckets import local, make_buckets
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.core import Core, Ranks
-from thinwire.engine.link import Link, linked
+from thinwire.engine.link import Link
 from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
-from thinwire.errors import SettingError, UsageError, check, check_one_of
+from thinwire.errors import UsageError, check, check_count, check_one_of, check_seconds
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
@@ -27,8 +35,8 @@ from thinwire.wire.process_group import connect
 from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
 
-# By name: importing them only to compare would cost every user a second at the start.
-_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+_log = logging.getLogger(__name__)
+
 
 TIMEOUT_S = 1800.0
 MOST_BUCKET_BYTES = 25 << 20
@@ -40,7 +48,7 @@ LEAST_MESSAGE_BYTES = 64 << 10
 
 def attach(
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: Optimizer | Sequence[Optimizer],
     strategy: Strategy,
     *,
     process_group: dist.ProcessGroup | Lane | None = None,
@@ -49,17 +57,20 @@ def attach(
     buffers: BufferPolicy = "rank0",
     timeout_s: float = TIMEOUT_S,
     silence_s: float = SILENCE_S,
+    num_steps: int | None = None,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
 
     All workers call it with the same model; they start from rank 0's weights and buffers. Model,
-    optimizer and their state dicts stay the user's own. Under torchrun the default process group
-    is used, and started if nobody has; without torchrun it is a world of one, which sends nothing.
+    optimizer and their state dicts stay the user's own. The default process group is used, and started
+    if nobody has and torchrun, Slurm or Kubernetes have set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT;
+    otherwise it is a world of one, which sends nothing.
 
     Args:
         model: an ordinary module, not wrapped in DDP or FSDP; compiled is fine. Of a DTensor its local part
             is trained, together with the workers that hold the same part.
-        optimizer: any torch.optim optimizer over the model's parameters.
+        optimizer: any torch.optim optimizer over the model's parameters, or a list of several, each with
+            parameters of its own: a step is over when all of them have stepped.
         strategy: how the workers talk, such as `AllReduce()`.
         process_group: the workers to train with, if not all of them (or a lane of a test's own).
         replica_ranks: parameters, by name or the name of their module, that only some workers hold copies of:
@@ -71,6 +82,8 @@ def attach(
         timeout_s: how long to wait for a worker that is alive before giving up.
         silence_s: a worker that is not heard of for this long is lost; raise it where code holds the
             interpreter's lock for many seconds at a time.
+        num_steps: optimizer steps that the training will make, if known: a strategy that needs more of them
+            says so now, and not when it is detached.
 
     >>> import torch, thinwire as tw
     >>> model = torch.nn.Linear(2, 1)
@@ -81,28 +94,37 @@ def attach(
     >>> link.stats.steps, link.stats.sent_bytes
     (1, 0)
     """
+    check_model(model)
+    optimizers = unwrapped(optimizer)
+    check_strategy(strategy)
     check_one_of("buffers", buffers, get_args(BufferPolicy))
-    positive = bucket_bytes is None or bucket_bytes > 0
-    check(positive, "bucket_bytes", "a positive number of bytes", bucket_bytes)
-    check(timeout_s > 0, "timeout_s", "a positive number of seconds", timeout_s)
+    if bucket_bytes is not None:
+        check_count("bucket_bytes", bucket_bytes, "bytes")
+    check_seconds("timeout_s", timeout_s)
+    check_seconds("silence_s", silence_s)
     check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
-    _check_strategy(strategy)
-    _check_model(model)
-    _check_optimizer(optimizer, model, strategy)
+    if num_steps is not None:
+        check_count("num_steps", num_steps, "steps")
+    check_parameters(model)
+    check_optimizers(optimizers, model, strategy)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
     else:
         lane = process_group
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
+    settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
     group_of = _groups(model, replica_ranks or {}, process_group, lane)
     transport = Transport(lane, timeout_s)
     try:
-        core = Core(model, optimizer, strategy, lane, transport, buffers=buffers)
+        core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
         _start_alike(core, timeout_s, settings, group_of)
         rebuild = partial(cut, core, group_of, bucket_bytes)
         rebuild()
         transport.core = core
-        return Link(core, transport, rebuild)
+        if num_steps is not None and lane.rank == 0 < lane.world_size - 1:
+            for advice in filter(None, [strategy.advice(num_steps)]):
+                _log.warning(advice)
+        return Link(core, transport, rebuild, advises=num_steps is None)
     except BaseException:
         transport.stop()
         lane.close()
@@ -128,7 +150,7 @@ def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> 
     groups = [group_of.get(name) for name, _ in named]
     buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
     ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
-    give_optimizer_state(buckets, core.optimizer)
+    give_optimizer_state(buckets, core.optimizers)
     core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes, rows)
 
 
@@ -204,50 +226,3 @@ def _start_alike(core: Core, timeout_s: float, settings: list[str], group_of: Ma
         replicas.broadcast_tensors_(tensors, 0)
     core.meter.reset()  # what is counted is training
     core.engine_meter.reset()
-
-
-# -- what cannot be attached ------------------------------------------------------------------------
-
-
-def _check_strategy(strategy: Strategy) -> None:
-    if isinstance(strategy, type) or not hasattr(strategy, "replicas_agree"):
-        raise SettingError(
-            f"strategy must be a strategy object, got {strategy!r}", hint="for example tw.AllReduce()"
-        )
-
-
-def _check_model(model: nn.Module) -> None:
-    for name, module in model.named_modules():
-        wrappers = _WRAPPERS & {base.__name__ for base in type(module).__mro__}
-        if wrappers:
-            raise UsageError(
-                f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
-                hint="attach the plain model: thinwire takes the place of that wrapper",
-            )
-    if not any(p.requires_grad for p in model.parameters()):
-        raise SettingError("model has no parameter that requires a gradient")
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad and parameter in linked:
-            raise UsageError(
-                f"parameter {name} is already attached",
-                hint="detach that link first, by link.detach() or by leaving its `with` block",
-            )
-
-
-def _check_optimizer(optimizer: Optimizer, model: nn.Module, strategy: Strategy) -> None:
-    if not isinstance(optimizer, Optimizer):
-        raise SettingError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-    strange = len(held - {id(p) for p in model.parameters()})
-    if strange:
-        raise SettingError(
-            f"optimizer holds {strange} parameter(s) that are not in the model, so nobody would send them",
-            hint="attach one module that holds all of them, for example an nn.ModuleList",
-        )
-    others = sum(p.requires_grad and id(p) not in held for p in model.parameters())
-    if others and strategy.overlap == "forward":
-        warnings.warn(
-            f"{others} parameter(s) of the model require a gradient and are not in the optimizer; "
-            "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
-            stacklevel=3,
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, cast
@@ -64,6 +64,8 @@ class BackwardHooks:
         """`others`: parameters that are in no bucket, but show that a pass is under way."""
         self.active = True
         """False inside no_sync: gradients only accumulate."""
+        self.check: Callable[[], None] = lambda: None
+        """Called before a pass, to refuse it."""
         self._buckets = buckets
         self._listener = listener
         self._announce = announce
@@ -136,6 +138,7 @@ class BackwardHooks:
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, current))
 
     def _begin(self) -> None:
+        self.check()
         for slots in self._slots:
             for slot in slots:
                 slot.arrived = 0

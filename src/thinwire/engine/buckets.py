@@ -131,6 +131,8 @@ class ParameterBucket:
         self.leaves: dict[str, Leaf] = {}
         self._context = context
         self._gradients, self._tail = self.gradient.split([self.num_parameters, 2 + len(sizes)])
+        complex_ = self.gradient.is_complex()
+        self._reals = torch.view_as_real(self._gradients) if complex_ else self._gradients
         self._weight, self._uneven, self._used = self._tail.split([1, 1, len(sizes)])
         self._usual_tail = torch.ones_like(self._tail)
         self._usual_tail[1] = 0.0
@@ -163,6 +165,18 @@ class ParameterBucket:
     def name_at(self, place: int) -> str:
         ends = accumulate(p.numel() for p in self._locals)
         return next(name for name, end in zip(self.names, ends, strict=True) if place < end)
+
+    def check_kind(self) -> None:
+        """Raise UsageError if a parameter has another dtype, device or shape than it had at first."""
+        self._locals = [local(p) for p in self.parameters]  # of a DTensor, it may be another one
+        like = self.gradient
+        for name, now, view in zip(self.names, self._locals, self._views, strict=True):
+            if (now.dtype, now.device, now.shape) != (like.dtype, like.device, view.shape):
+                raise UsageError(
+                    f"{name} has become {tuple(now.shape)} {now.dtype} on {now.device}; it was "
+                    f"{tuple(view.shape)} {like.dtype} on {like.device} at attach",
+                    hint="change the model before attach; or link.detach(), and attach again",
+                )
 
     # -- state of a strategy ------------------------------------------------------------------------
 
@@ -245,7 +259,7 @@ class ParameterBucket:
             fine = self._gradients.isfinite().all()
             self._gradients.mul_(fine).nan_to_num_(0.0)
             self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
-        elif not math.isfinite(self._gradients.sum(dtype=torch.float64)):
+        elif not math.isfinite(self._reals.sum(dtype=torch.float64)):
             wrong = self._gradients.isfinite().logical_not_().nonzero()
             if wrong.numel():  # and not just a sum that is too large
                 self.not_finite = self.name_at(int(wrong[0]))
@@ -278,12 +292,12 @@ class ParameterBucket:
         if self.gradient.is_meta:
             return
         if self._uneven_bits is None:  # where asking would wait for the device
-            self.refused = self._uneven.isinf()
+            self.refused = ~self._uneven.isfinite()
             divisor = self._weight.where(self._uneven != 0, 1.0)
             self._gradients.div_(divisor.where(~self.refused, math.nan))
             self._uneven.zero_()
         elif self._uneven_bits[0]:
-            self.refused = bool(self._uneven.isinf())
+            self.refused = not self._uneven.isfinite()  # a complex infinity, divided, is NaN
             self._gradients.div_(math.nan if self.refused else self._weight)
             self._uneven_bits[0] = 0
 
@@ -312,8 +326,12 @@ class ParameterBucket:
             return
         self.divide_()
         used_somewhere = (self._used != 0).tolist()
-        for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
-            parameter.grad = _as_gradient(parameter, view) if used else None
+        try:
+            for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
+                parameter.grad = _as_gradient(parameter, view) if used else None
+        except RuntimeError:  # torch refuses gradients of another kind than their parameter
+            self.check_kind()
+            raise
 
     def plain_views(self) -> list[Tensor | None]:
         """Where the gradient of each parameter lies; None for DTensors, and where there are no numbers."""

@@ -94,19 +94,19 @@ class Stats:
 
 
 class Core:
-    """One worker: a strategy joined to a model and an optimizer."""
+    """One worker: a strategy joined to a model and its optimizers."""
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         strategy: Strategy,
         lane: Lane,
         shell: Shell,
         *,
         buffers: BufferPolicy,
     ) -> None:
-        self.model, self.optimizer, self.strategy = model, optimizer, strategy
+        self.model, self.optimizers, self.strategy = model, optimizers, strategy
         self.lane = lane
         self.exposed_s = 0.0
         self.meter, self.engine_meter = Meter(), Meter()
@@ -143,7 +143,7 @@ class Core:
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
         self.reducer: BackwardReducer | ForwardReducer = (
-            ForwardReducer(self.model, self.optimizer, buckets, piece_bytes, self, clock=self.lane.now)
+            ForwardReducer(self.model, self.optimizers, buckets, piece_bytes, self, clock=self.lane.now)
             if self.strategy.overlap == "forward"
             else BackwardReducer(buckets, self.strategy.overlap, self, rows)
         )
@@ -248,7 +248,7 @@ class Core:
         """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
         them, and bring back what is due before it."""
         refused = any(b.refused for b in self.buckets) or any(rows.refused for rows in self.rows)
-        if refused and not hasattr(self.optimizer, "found_inf"):
+        if refused and not any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
             yield from self.refusing()
         self.serve()
         with range_of("land"):

@@ -53,7 +53,7 @@ class ForwardReducer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         buckets: Sequence[ParameterBucket],
         piece_bytes: int,
         launcher: Launcher,
@@ -61,11 +61,11 @@ class ForwardReducer:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.weight = 1.0
-        self._optimizer = PartialOptimizer(optimizer)
+        self._optimizer = PartialOptimizer(optimizers)
         self.hooks = BackwardHooks(buckets, self, announce=True)
         self._launcher = launcher
         self._forward_hooks = ForwardHooks(model, buckets, self._need)
-        self._access_hooks = StateAccessHooks(model, optimizer, finish=self.finish_steps, drop=self._drop)
+        self._access_hooks = StateAccessHooks(model, optimizers, finish=self.finish_steps, drop=self._drop)
         self._pieces = Pieces(buckets, piece_bytes, launcher, clock)
         self._updates = [_Update(bucket, pending=[None] * len(bucket.parameters)) for bucket in buckets]
         self._pending = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import logging
 import math
 import sys
 import threading
@@ -12,51 +14,64 @@ from itertools import chain
 from typing import Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
+from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.engine import state
+from thinwire.engine.arguments import linked
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
+from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.state_access import StateAccessHooks
+from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
 from thinwire.errors import PeerError, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
 
-linked = WeakTensorKeyDictionary()
-"""Parameters that have a link. Only one: two would both send, and step, the same gradients. Weak, as a model
-that is gone needs no detach."""
+_log = logging.getLogger(__name__)
 
 
 class Link:
     """The result of `attach`. Leave it with `with`, or call `detach`; both are done by all workers."""
 
-    def __init__(self, core: Core, transport: Transport, rebuild: Callable[[], None]) -> None:
-        """`rebuild` cuts the model into buckets anew."""
+    def __init__(
+        self, core: Core, transport: Transport, rebuild: Callable[[], None], *, advises: bool = True
+    ) -> None:
+        """`rebuild` cuts the model into buckets anew; `advises`: say in the end if steps were too few."""
         self.strategy: Strategy = core.strategy
         self.rank: int = core.lane.rank
         self.world_size: int = core.lane.world_size
         self.timeout_s: float = transport.timeout_s
         """How long a wait for others may take."""
         self._core, self._transport, self._rebuild = core, transport, rebuild
-        self._model, self._optimizer = core.model, core.optimizer
+        self._model, self._optimizers = core.model, core.optimizers
         self._everyone = Replicas(core.engine, transport.wait)
         self._attached = True
         self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
         """What completes each, and the thread it has."""
-        self._handles = [
-            self._optimizer.register_step_pre_hook(lambda _, args, kwargs: self._before_step(args, kwargs)),
-            self._optimizer.register_step_post_hook(lambda *_: self._after_step()),
-        ]
-        self._access_hooks = StateAccessHooks(
-            self._model, self._optimizer, finish=lambda: transport.wait_for(core.mixer.landing_all())
+        self._mixes, self._advises = overrides(self.strategy, "mix"), advises and self.world_size > 1
+        self._step_hooks = StepHooks(
+            self._optimizers,
+            check=self._check_step,
+            before=self._before_step,
+            after=self._after_step,
         )
-        if overrides(self.strategy, "mix"):
-            self._access_hooks.hook(self._handles)
+        self._access_hooks = StateAccessHooks(
+            self._model, self._optimizers, finish=lambda: transport.wait_for(core.mixer.landing_all())
+        )
+        self._idle_watch: IdleWatch | None = None
+        if self._mixes:
+            self._access_hooks.hook(self._step_hooks.handles)
+            if self.world_size > 1:
+                self._idle_watch = IdleWatch(self._optimizers, self.strategy)
+        self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
+        self._mean_at = 0
+        """Steps done when all workers last had the same model, by attach or by `average_`."""
         self._hook()
         core.serve()
         # Before threads are ended; atexit would be too late to wait for others.
@@ -74,7 +89,9 @@ class Link:
         sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
         sent += [rows.parameter for rows in self._core.rows]
         self._parameters = {id(p): p for p in sent}
+        self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
+            self._core.reducer.hooks.check = self._watch.check_kind
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -178,19 +195,22 @@ class Link:
     def join(self) -> Iterator[None]:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
+        if self._mixes:
+            raise UsageError(
+                f"{self.strategy!r} has no join: workers that have left would have no model to mix",
+                hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
+            )
         buffers = self._core.buffers
         buffers.joining = True
         yield
         buffers.present = False
-        if overrides(self.strategy, "mix"):
-            raise UsageError(f"{self.strategy!r} has no join: give all workers equal numbers of batches")
         if overrides(self.strategy, "reduce"):
             while self._core.reducer.reduce_nothing() > 0:
                 pass
         buffers.joining, buffers.present = False, True
         if self.strategy.replicas_agree:
             self.synchronize()
-            self._core.steps = self._everyone.adopt_last(self._model, self._optimizer, self._core.steps)
+            self._core.steps = self._everyone.adopt_last(self._model, self._optimizers, self._core.steps)
 
     def synchronize(self) -> None:
         """Finish what is under way: steps that overlap="forward" has put off, exchanges in the background.
@@ -217,6 +237,7 @@ class Link:
         self.synchronize()
         for endpoint, tensors in self._core.averageable().items():
             Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
+        self._mean_at = self._core.steps
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -228,6 +249,7 @@ class Link:
         try:
             yield
         finally:
+            self._mean_at = -1
             with torch.no_grad():
                 for tensor, saved in zip(tensors, own, strict=True):
                     tensor.copy_(saved)
@@ -235,13 +257,20 @@ class Link:
     # -- ending -----------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Finish what is under way and take every hook off; a second call does nothing."""
+        """Finish what is under way and take every hook off; a second call does nothing.
+
+        Where a strategy mixes parameters, workers have models that differ: all of them leave with the mean.
+        """
         if not self._attached:
             return
         failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
         self._transport.leave(failure)
         try:
             self.synchronize()
+            if self._mixes and self._mean_at != self._core.steps:
+                self.average_()
+            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+                _log.warning(advice)
             self._transport.wait_for(self._core.leaving())
             self._transport.leave_together(self._core.engine)
         except PeerError:
@@ -268,8 +297,9 @@ class Link:
             linked.pop(parameter, None)
         self._core.reducer.unhook()
         self._access_hooks.unhook()
-        for handle in self._handles:
-            handle.remove()
+        self._step_hooks.unhook()
+        if self._idle_watch is not None:
+            self._idle_watch.stop()
 
     def _stop(self) -> None:
         for _, progress in self._side_lanes:
@@ -280,16 +310,37 @@ class Link:
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
-    def _before_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._watch.check_place()
+        if self._mixes:  # otherwise it was asked when backward began
+            self._watch.check_kind()
+        if self._looks_for_wrapper:
+            self._looks_for_wrapper = False
+            self._check_wrapper()
+        if self._idle_watch is not None:
+            self._idle_watch.stop()
+            self._idle_watch = None
         self._core.reducer.check_step(args, kwargs)
-        # From the optimizer's lists: walking the model in every step is slow.
-        for group in self._optimizer.param_groups:
+        # From the optimizers' lists: walking the model in every step is slow.
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
             if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
                 raise UsageError(
                     "optimizer holds a parameter that requires a gradient and did not, or was not in the "
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
+
+    def _check_wrapper(self) -> None:
+        """A wrapper made after attach leaves no trace in the model: look at all objects, once."""
+        wrappers = [each for each in gc.get_objects() if DistributedDataParallel in type(each).__mro__]
+        if any(id(p) in self._parameters for each in wrappers for p in each.module.parameters()):
+            raise UsageError(
+                "the model is also wrapped in DistributedDataParallel, which sends every gradient itself",
+                hint="train the plain model, which thinwire takes care of, and delete the wrapper; or use "
+                "tw.ddp_hook(strategy) with the wrapper and no attach",
+            )
+
+    def _before_step(self) -> None:
         self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,14 +22,19 @@ _MOMENTUM = {"SGD", "RMSprop"}
 _ELSE = "use AllReduce(overlap='backward')"
 
 
-def give_optimizer_state(buckets: Iterable[ParameterBucket], optimizer: Optimizer) -> None:
+def give_optimizer_state(buckets: Iterable[ParameterBucket], optimizers: Sequence[Optimizer]) -> None:
     """Tell each bucket its optimizer state and the learning rate of its first parameter."""
-    names = _momentum_names(optimizer)
-    place = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+    names = dict.fromkeys(name for each in optimizers for name in _momentum_names(each))
+    place = {
+        id(p): (optimizer, i)
+        for optimizer in optimizers
+        for i, group in enumerate(optimizer.param_groups)
+        for p in group["params"]
+    }
     for bucket in buckets:
-        if (group := place.get(id(bucket.parameters[0]))) is not None:
-            bucket.read_rate = partial(_rate, optimizer, group)
-        bucket.optimizer_state = {name: OptimizerState(bucket, optimizer, name) for name in names}
+        if (found := place.get(id(bucket.parameters[0]))) is not None:
+            bucket.read_rate = partial(_rate, *found)
+        bucket.optimizer_state = {name: OptimizerState(bucket, optimizers, name) for name in names}
 
 
 def _rate(optimizer: Optimizer, group: int) -> float:
@@ -52,9 +57,9 @@ class OptimizerState:
     Until an optimizer makes it, in its first step with a gradient, it reads as zero and writing does nothing.
     """
 
-    def __init__(self, bucket: ParameterBucket, optimizer: Optimizer, name: str) -> None:
+    def __init__(self, bucket: ParameterBucket, optimizers: Sequence[Optimizer], name: str) -> None:
         self.num_parameters = bucket.num_parameters
-        self._bucket, self._optimizer, self._name = bucket, optimizer, name
+        self._bucket, self._optimizers, self._name = bucket, optimizers, name
 
     @torch.no_grad()
     def read(self, out: Tensor | None = None) -> Tensor:
@@ -83,12 +88,19 @@ class OptimizerState:
         """The optimizer's own tensors, which loading a state replaces, and their parts of `flat`."""
         parameters = self._bucket.parameters
         parts = flat.split([local(p).numel() for p in parameters])
-        kept = [self._optimizer.state.get(p, {}).get(self._name) for p in parameters]
+        kept = [self._kept(p) for p in parameters]
         return [
             (local(each), part.view(local(p).shape))
             for each, p, part in zip(kept, parameters, parts, strict=True)
             if each is not None
         ]
+
+    def _kept(self, parameter: Tensor) -> Tensor | None:
+        for optimizer in self._optimizers:
+            if (state := optimizer.state.get(parameter)) is not None:
+                kept: Tensor | None = state.get(self._name)
+                return kept
+        return None
 
 
 class PartialOptimizer:
@@ -98,7 +110,12 @@ class PartialOptimizer:
     optimizers that treat each parameter by itself, as all of torch.optim but LBFGS do.
     """
 
-    def __init__(self, optimizer: Optimizer) -> None:
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        if len(optimizers) > 1:
+            raise UsageError(
+                f"overlap='forward' records the step of one optimizer, got {len(optimizers)}", hint=_ELSE
+            )
+        optimizer = optimizers[0]
         kind = type(optimizer)
         if kind is LBFGS or not kind.__module__.startswith("torch.optim"):
             raise UsageError(

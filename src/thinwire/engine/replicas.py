@@ -93,15 +93,16 @@ class Replicas:
         self.sum_(sums)
         return float((sums[0] / sums[1]).sqrt()) if sums[1] > 0 else 0.0
 
-    def adopt_last(self, model: nn.Module, optimizer: Optimizer, steps: int) -> int:
-        """Take model and optimizer of the worker with the most steps, if they differ; gives its steps."""
+    def adopt_last(self, model: nn.Module, optimizers: Sequence[Optimizer], steps: int) -> int:
+        """Take model and optimizers of the worker with the most steps, if they differ; gives its steps."""
         everyones = self._gather(torch.tensor([steps]))
         source, most = int(everyones.argmax()), int(everyones.max())
         if int(everyones.min()) < most:
             self.broadcast_tensors_([*model.parameters(), *model.buffers()], source)
-            state = self._broadcast_state(optimizer.state_dict(), source)
-            if self._rank != source:
-                optimizer.load_state_dict(state)
+            for optimizer in optimizers:
+                state = self._broadcast_state(optimizer.state_dict(), source)
+                if self._rank != source:
+                    optimizer.load_state_dict(state)
         return most
 
     def _broadcast_state(self, state: dict[str, Any], source: int) -> dict[str, Any]:

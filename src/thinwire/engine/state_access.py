@@ -30,12 +30,12 @@ class StateAccessHooks:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         *,
         finish: Callable[[], None],
         drop: Callable[[], None] | None = None,
     ) -> None:
-        self._model, self._optimizer = model, optimizer
+        self._model, self._optimizers = model, optimizers
         self._finish, self._drop = finish, drop
         self._handles: list[RemovableHandle] = []
         self._overrides: list[tuple[_Owner, str]] = []
@@ -43,13 +43,14 @@ class StateAccessHooks:
 
     def hook(self, others: Sequence[RemovableHandle]) -> None:
         """`others`: hooks besides these that a copy of the model must not have."""
-        owners: list[_Owner] = [*self._model.modules(), self._optimizer]
+        owners: list[_Owner] = [*self._model.modules(), *self._optimizers]
         for owner in owners:
             self._handles.append(owner.register_state_dict_pre_hook(lambda *_: self._finish()))
             self._handles.append(owner.register_load_state_dict_pre_hook(lambda *_: self._finish()))
             self._override(owner, _GETSTATE, partial(self._copied, owner))
         if self._drop is not None:
-            for owner in (self._model, self._optimizer):
+            whole: list[_Owner] = [self._model, *self._optimizers]
+            for owner in whole:
                 self._override(owner, _ZERO_GRAD, partial(self._zero_grad, owner, self._drop))
             # a method, as torch.compile asks for its function
             self._override(self._model, _PARAMETERS, MethodType(self._named, self._model))

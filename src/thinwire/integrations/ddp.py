@@ -16,7 +16,7 @@ from thinwire.engine.attach import TIMEOUT_S
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
-from thinwire.errors import DataError, UsageError, check
+from thinwire.errors import DataError, SettingError, UsageError, check, check_seconds
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
 from thinwire.wire.watch import SILENCE_S
@@ -208,6 +208,17 @@ def ddp_hook(
         process_group: that of the DDP model, if it has one of its own.
         timeout_s: how long to wait for a worker before giving up.
     """
+    if isinstance(strategy, type) or not hasattr(strategy, "replicas_agree"):
+        raise SettingError(
+            f"strategy must be a strategy object, got {strategy!r}",
+            hint="for example tw.ddp_hook(tw.GTopK(density=0.001))",
+        )
+    check_seconds("timeout_s", timeout_s)
+    if getattr(strategy, "keep_rate", False):
+        raise SettingError(
+            f"{type(strategy).__name__}.keep_rate must be False where the optimizer is not known, got True",
+            hint="join it by tw.attach(model, optimizer, ...), which knows the learning rate",
+        )
     others = any(overrides(strategy, seam) for seam in ("mix", "serve", "settle"))
     reduces = overrides(strategy, "reduce") and not others and strategy.overlap != "forward"
     hint = "for others, use thinwire.attach instead of DistributedDataParallel"

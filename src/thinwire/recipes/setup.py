@@ -225,10 +225,12 @@ def advice_for(config: RunConfig, num_steps: int, *, log: bool) -> str:
 
 
 @contextmanager
-def attach_by(config: RunConfig, model: nn.Module, optimizer: Optimizer) -> Iterator[Attached]:
+def attach_by(
+    config: RunConfig, num_steps: int, model: nn.Module, optimizer: Optimizer
+) -> Iterator[Attached]:
     """Attach with the strategy that `config` names."""
     strategy = strategies.build(config.strategy, config.settings)
     # workers that never talk are evaluated each by itself: their mean would be meaningless
     agree = strategy.replicas_agree or not talks(strategy)
-    with attach(model, optimizer, strategy) as link:
+    with attach(model, optimizer, strategy, num_steps=max(1, num_steps)) as link:
         yield Attached(model=model, optimizer=optimizer, link=link, replicas_agree=agree)

@@ -81,12 +81,11 @@ def train(
     shards: AnyShards = setup.shards(worker.rank, worker.world_size)
     if config.shuffle != "dealt":
         setup = replace(setup, data=own_part(setup.data, worker.rank, worker.world_size))
-    # with another system `attach` is given, and its caller reports
-    advice = advice_for(config, plan.num_steps, log=worker.rank == 0 and attach is None)
+    advice = advice_for(config, plan.num_steps, log=False)  # attach says it
     model = setup.training.model().to(setup.device)
     schedule = LRSchedule(setup.training, model, plan)
     with (
-        (attach or partial(attach_by, config))(model, schedule.optimizer) as attached,
+        (attach or partial(attach_by, config, plan.num_steps))(model, schedule.optimizer) as attached,
         on_error or nullcontext(),
         _tracing(trace, plan.num_steps, setup.device) as trace_step,
     ):

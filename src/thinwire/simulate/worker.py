@@ -82,7 +82,7 @@ class VirtualWorker:
         self._clock, self._model = stage.clock, stage.model
         self.driver = Driver(stage.clock.soon, stage.clock.soon)
         self.context = TrainingContext(step=steps + 1)
-        self.core = Core(learner.model, learner.optimizer, strategy, lane, self, buffers="rank0")
+        self.core = Core(learner.model, [learner.optimizer], strategy, lane, self, buffers="rank0")
         cut(self.core, {}, self._model.bucket_bytes)
         sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
         shares = self._model.shares or tuple(sizes.values())

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from thinwire.errors import check_one_of
 from thinwire.strategies.base import Bucket, Overlap, Strategy
 from thinwire.wire.wire import Wire
 
@@ -22,9 +21,6 @@ class AllReduce(Strategy):
     overlap: Overlap = "backward"
     """What sending hides behind: "backward"; "forward" too (a layer is updated when the next forward
     reaches it); or "none"."""
-
-    def __post_init__(self) -> None:
-        check_one_of("AllReduce.overlap", self.overlap, get_args(Overlap))
 
     @property
     def replicas_agree(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
+from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
 Overlap = Literal["forward", "backward", "none"]
@@ -91,6 +92,9 @@ class Strategy(Protocol):
     in the state made by `init`: tensors by parameter (`bucket.zeros`, `bucket.keep`) and a dataclass of plain
     values.
     """
+
+    def __post_init__(self) -> None:
+        check_types(self)
 
     @property
     def overlap(self) -> Overlap:

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from thinwire.compress.payload import Payload, bits
-from thinwire.errors import check, check_one_of
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import GossipRound, GossipState, Runtime
-from thinwire.strategies.parts import check_finite
+from thinwire.strategies.parts import check_finite, check_real
+from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, in_background, training_thread
@@ -51,12 +52,9 @@ class GossipGraD(Strategy):
     """Steps after which all workers take the mean of all; 0: never."""
 
     def __post_init__(self) -> None:
-        check_one_of("GossipGraD.topology", self.topology, get_args(Topology))
-        check_one_of("GossipGraD.exchange", self.exchange, get_args(Exchange))
-        check_one_of("GossipGraD.payload", self.payload, _PAYLOADS)
-        number = isinstance(self.share, int | float) and 0 < self.share <= 1
-        rule = "a number above 0 and at most 1, or 'auto'"
-        check(number or self.share == "auto", "GossipGraD.share", rule, self.share)
+        check_types(self)
+        valid = self.share == "auto" or 0 < self.share <= 1
+        check(valid, "GossipGraD.share", "a number above 0 and at most 1, or 'auto'", self.share)
         check(self.average_every >= 0, "GossipGraD.average_every", "0 or more steps", self.average_every)
 
     @property
@@ -70,6 +68,7 @@ class GossipGraD(Strategy):
         return 4 * AGREE_EVERY if self.share == "auto" else 0
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
+        check_real(buckets, "GossipGraD")
         chunks = Chunks([bucket.num_parameters for bucket in buckets])
         momenta = len(buckets[0].optimizer_state) if self.exchange == "weights+momentum" else 0
         rule = "'weights' with an optimizer that keeps no momentum"

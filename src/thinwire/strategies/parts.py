@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from thinwire.errors import NumericError, check
+from thinwire.errors import NumericError, SettingError, check
 from thinwire.strategies.base import Bucket, local_norm
 from thinwire.wire.work import Work
 
@@ -138,3 +138,13 @@ def check_finite(data: Tensor, bucket: Bucket) -> Tensor:
             hint="look at this worker's data, lower the learning rate or clip gradients",
         )
     return data
+
+
+def check_real(buckets: Sequence[Bucket], owner: str) -> None:
+    """Raise SettingError if parameters are complex, for a strategy that compares or rounds numbers."""
+    for bucket in buckets:
+        if bucket.gradient.is_complex():
+            raise SettingError(
+                f"parameter {bucket.name_at(0)} is {bucket.gradient.dtype}; {owner} sends real numbers only",
+                hint="use AllReduce(), or view a real parameter by torch.view_as_complex in forward",
+            )

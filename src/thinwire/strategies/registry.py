@@ -10,16 +10,14 @@ import ast
 import functools
 import inspect
 import textwrap
-import types
-import typing
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import MISSING, Field, fields, is_dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from thinwire.errors import SettingError, check
 from thinwire.imports import did_you_mean, import_object
+from thinwire.strategies.settings import hint_of, parse_value, type_text
 
 if TYPE_CHECKING:
     from thinwire.strategies.base import Strategy
@@ -114,7 +112,7 @@ def build(name: str, settings: Mapping[str, object] | None = None) -> Strategy:
         field = known.get(key.replace("-", "_"))
         if field is None:
             raise SettingError(f"{name} has no setting {key!r}", hint=_known_settings(name))
-        values[field.name] = _read(_hint(field, cls), f"{cls.__name__}.{field.name}", value)
+        values[field.name] = _read(hint_of(field, cls), f"{cls.__name__}.{field.name}", value)
     for field in known.values():
         if field.name not in values and _default_text(field) is None:
             raise SettingError(f"{name} needs the setting {field.name!r}", hint=_known_settings(name))
@@ -140,7 +138,9 @@ def describe(name: str) -> StrategyInfo:
     cls = load(name)
     docs = _field_docs(cls)
     settings = [
-        SettingInfo(field.name, _type_text(_hint(field, cls)), _default_text(field), docs.get(field.name, ""))
+        SettingInfo(
+            field.name, type_text(hint_of(field, cls)), _default_text(field), docs.get(field.name, "")
+        )
         for field in _fields(cls)
     ]
     return StrategyInfo((inspect.getdoc(cls) or "").split("\n", 1)[0], settings)
@@ -173,54 +173,13 @@ def _field_docs(cls: type) -> Mapping[str, str]:
     return docs
 
 
-def _hint(field: Field[Any], cls: type) -> Any:
-    """The type of a field as an object; Any if it is only known to type checkers."""
-    holder = types.SimpleNamespace(__annotations__={field.name: field.type})
-    owner = next(each for each in cls.__mro__ if field.name in inspect.get_annotations(each))
-    try:
-        return typing.get_type_hints(holder, vars(inspect.getmodule(owner)))[field.name]
-    except NameError:
-        return Any
-
-
 def _read(hint: Any, name: str, value: object) -> object:
     if not isinstance(value, str):
         return value
     try:
-        return _parse(hint, value)
+        return parse_value(hint, value)
     except (ValueError, KeyError):
-        raise SettingError(f"{name} must be {_type_text(hint)}, got {value!r}") from None
-
-
-_TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-_SCALARS = {int: "a whole number", float: "a number", str: "text"}
-
-
-def _parse(hint: Any, text: str) -> object:
-    """Read `text` as a value of the type `hint`; ValueError or KeyError if it is not one."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        for option in sorted(options, key=lambda option: option is str):  # which accepts every text
-            with suppress(ValueError, KeyError):
-                return _parse(option, text)
-    if origin is Literal:
-        return {str(option): option for option in options}[text]
-    if hint in (types.NoneType, bool):
-        return (_TRUTH if hint is bool else {"none": None})[text.lower()]
-    if hint in _SCALARS:
-        return hint(text)
-    raise ValueError(text)
-
-
-def _type_text(hint: Any) -> str:
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        words = [str(option) for option in options]
-        return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_type_text(option) for option in options)
-    names = {**_SCALARS, bool: "true or false", types.NoneType: "none"}
-    return names.get(hint, "a value that only Python code can give")
+        raise SettingError(f"{name} must be {type_text(hint)}, got {value!r}") from None
 
 
 def _default_text(field: Field[Any]) -> str | None:

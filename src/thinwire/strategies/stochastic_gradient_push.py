@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.payload import Payload, bits
-from thinwire.errors import check, check_one_of
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition, chunk_size
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import SAMPLE_EVERY, distance_from_mean
-from thinwire.strategies.parts import check_finite
+from thinwire.strategies.parts import check_finite, check_real
+from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, finished, in_background, training_thread
@@ -97,13 +98,12 @@ class StochasticGradientPush(Strategy):
     """Part of the model that each round sends, in turn."""
 
     def __post_init__(self) -> None:
-        check_one_of("StochasticGradientPush.topology", self.topology, get_args(Topology))
-        check_one_of("StochasticGradientPush.payload", self.payload, _PAYLOADS)
-        number = isinstance(self.share, int | float)  # settings may come from text
-        valid = number and 0 < self.share <= 1
+        check_types(self)
+        valid = 0 < self.share <= 1
         check(valid, "StochasticGradientPush.share", "a number above 0 and at most 1", self.share)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> PushState:
+        check_real(buckets, "StochasticGradientPush")
         memory = RoundingMemory([], [])  # rounding errors stay in the parameters
         if self.payload == "int8":
             memory.references = [b.keep("reference", b.read(), on_resize="same") for b in buckets]

@@ -12,6 +12,7 @@ import datetime
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, ProcessGroup, Store, _get_default_store
 
+from thinwire.errors import UsageError, check
 from thinwire.wire.sockets import Opened, opened_by, shut_down
 from thinwire.wire.waiters import stop_all
 
@@ -111,6 +113,9 @@ class Pool:
 
 
 pool = Pool()
+_WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+_SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
+"""What srun and mpirun call the number of processes they have started."""
 
 
 def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
@@ -127,6 +132,36 @@ def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) 
 def has_nccl() -> bool:
     """Whether the world has NCCL for tensors on GPUs."""
     return "nccl" in dist.get_backend_config()
+
+
+def has_world() -> bool:
+    """Whether the environment says which worker of which world this is, as torchrun and most other launchers
+    do; UsageError if it says only half of it."""
+    if dist.is_torchelastic_launched():
+        return True
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        for name in _SIZES:
+            if os.environ.get(name, "1") != "1":
+                warnings.warn(
+                    f"{name} is {os.environ[name]} and WORLD_SIZE is not set: each worker trains alone; "
+                    f"to train together, set {', '.join(_WORLD)} for each of them",
+                    stacklevel=4,
+                )
+        return False
+    missing = [name for name in _WORLD if name not in os.environ]
+    if missing:
+        raise UsageError(
+            f"WORLD_SIZE is {os.environ['WORLD_SIZE']}, and {', '.join(missing)} is not set, so this worker "
+            "cannot find the others",
+            hint="start it with torchrun, or set RANK (from 0), WORLD_SIZE, and rank 0's MASTER_ADDR and "
+            "MASTER_PORT on every worker; to train alone, unset WORLD_SIZE",
+        )
+    for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"):
+        check(os.environ[name].isdecimal(), name, "a whole number", os.environ[name])
+    world_size = os.environ["WORLD_SIZE"]
+    below = int(os.environ["RANK"]) < int(world_size)
+    check(below, "RANK", f"below WORLD_SIZE, which is {world_size}", os.environ["RANK"])
+    return True
 
 
 def start_world() -> None:

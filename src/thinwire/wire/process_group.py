@@ -24,7 +24,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
-from thinwire.wire.backend import Backends, has_nccl, pool, start_world
+from thinwire.wire.backend import Backends, has_nccl, has_world, pool, start_world
 from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters
@@ -289,10 +289,10 @@ def _pinned_like(data: Tensor) -> Tensor:
 def connect(
     process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float
 ) -> ProcessGroupLane | None:
-    """The lane over `process_group` (None: the default group, which is started under torchrun if
-    nobody has yet); None where there is no world to connect to."""
+    """The lane over `process_group` (None: the default group, which is started if nobody has yet and a
+    launcher has set up a world); None where there is no world to connect to."""
     if process_group is None and not dist.is_initialized():
-        if not dist.is_torchelastic_launched():
+        if not has_world():
             return None
         start_world()
     base = process_group if process_group is not None else dist.group.WORLD

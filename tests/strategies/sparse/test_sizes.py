@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import thinwire as tw
 from tests.strategies.sparse.world import Shapes, World
 from thinwire.compress.sparse import Values
+from thinwire.simulate import sizes as played
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.parts import density_at, divide_capacity, total_capacity
 from thinwire.strategies.sparse.base import SparseStrategy
@@ -139,3 +140,15 @@ def test_capacity_is_divided_without_rest(
         assert own % quantum == 0
         assert (own > 0) == (numel > 0)
         assert own < numel + quantum
+
+
+@pytest.mark.parametrize("strategy", [tw.TopK(), tw.GTopK(), tw.OkTopK()], ids=repr)
+def test_a_large_vector_travels_sparsely(strategy: Strategy) -> None:
+    """However many dimensions it has: small is what has few numbers."""
+    vector, matrix = ([(5_000_000,), (100, 100), (100,)], [(2500, 2000), (100, 100), (100,)])
+    ours, theirs, dense = (
+        played.traffic(shapes, 4, each, steps=1)[0].sent_bytes
+        for shapes, each in ((vector, strategy), (matrix, strategy), (vector, tw.AllReduce()))
+    )
+    assert ours == theirs
+    assert ours < dense / 50

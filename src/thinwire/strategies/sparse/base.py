@@ -5,14 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import get_args
 
 from thinwire.compress.select import prepare, refuse, select_, select_largest_
 from thinwire.compress.sparse import NOT_FINITE, Values, new_words
 from thinwire.compress.threshold import new_threshold
-from thinwire.errors import check, check_one_of
+from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
-from thinwire.strategies.parts import FIRST_DENSITY, LocalClip, MomentumCorrection
+from thinwire.strategies.parts import FIRST_DENSITY, LocalClip, MomentumCorrection, check_real
+from thinwire.strategies.settings import check_types
 from thinwire.strategies.sparse.cost_probe import PROBES, CostProbe
 from thinwire.strategies.sparse.plan import MessageFormat, MessagePlan
 from thinwire.strategies.sparse.reduction import Message, Reduction
@@ -50,9 +50,9 @@ class SparseStrategy(Strategy):
     sent in."""
 
     def __post_init__(self) -> None:
+        check_types(self)
         name = type(self).__name__
         check(0 < self.density <= 1, f"{name}.density", "above 0 and at most 1", self.density)
-        check_one_of(f"{name}.payload", self.payload, get_args(Values))
         check(self.warmup_steps >= 0, f"{name}.warmup_steps", "0 or more steps", self.warmup_steps)
         check(0 <= self.momentum < 1, f"{name}.momentum", "0 or more and below 1", self.momentum)
         positive = self.clip_norm is None or self.clip_norm > 0
@@ -96,6 +96,7 @@ class SparseStrategy(Strategy):
         return 6  # sparse messages are small: their number costs more than the wait for the last one
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> SparseState:
+        check_real(buckets, type(self).__name__)
         residuals = [bucket.zeros("residual", on_resize="sum", part="large") for bucket in buckets]
         if wire.world_size > 1:
             for like in {(each.dtype, each.device): each for each in residuals if not each.is_meta}.values():

@@ -1,0 +1,118 @@
+"""What attach is given: refused in words where it cannot be attached."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from thinwire.errors import SettingError, UsageError, check
+from thinwire.strategies.base import Strategy
+
+# By name: importing them only to compare would cost every user a second at the start.
+_WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+
+linked = WeakTensorKeyDictionary()
+"""Parameters that have a link. Only one: two would both send, and step, the same gradients. Weak, as a model
+that is gone needs no detach."""
+
+_ORDER = (
+    "the order is tw.attach(model, optimizer, strategy), for example tw.attach(model, sgd, tw.AllReduce())"
+)
+_UNWRAPPED = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"}
+"""Libraries whose optimizers call the step of their `.optimizer`, and change no parameters themselves."""
+
+
+def check_strategy(strategy: Strategy) -> None:
+    if isinstance(strategy, type) or not hasattr(strategy, "replicas_agree"):
+        raise SettingError(f"strategy must be a strategy object, got {_shown(strategy)}", hint=_ORDER)
+
+
+def _shown(value: object) -> str:
+    """A wrong argument in a few words: a model can fill a page."""
+    if isinstance(value, str | int | float | type | None):
+        return repr(value)
+    return f"a {type(value).__name__}"
+
+
+def check_model(model: nn.Module) -> None:
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"model must be a torch.nn.Module, got {_shown(model)}", hint=_ORDER)
+    for name, module in model.named_modules():
+        wrappers = _WRAPPERS & {base.__name__ for base in type(module).__mro__}
+        if wrappers:
+            raise UsageError(
+                f"{name or 'the model'} is already wrapped in {wrappers.pop()}",
+                hint="attach the plain model: thinwire takes the place of that wrapper",
+            )
+
+
+def check_parameters(model: nn.Module) -> None:
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    if not trained:
+        raise SettingError("model has no parameter that requires a gradient")
+    for name, parameter in trained:
+        if isinstance(parameter, UninitializedParameter):
+            raise UsageError(
+                f"parameter {name} has no shape yet: its module is lazy",
+                hint="pass one batch through the model before attach, and make the optimizer after that",
+            )
+        if parameter in linked:
+            raise UsageError(
+                f"parameter {name} is already attached",
+                hint="detach that link first, by link.detach() or by leaving its `with` block",
+            )
+
+
+def unwrapped(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+    """The optimizers whose steps count, without what other libraries wrap around them."""
+    several = list(given) if isinstance(given, list | tuple) else [given]
+    check(bool(several), "optimizer", "at least one", given)
+    found = []
+    for optimizer in several:
+        if type(optimizer).__module__.split(".")[0] in _UNWRAPPED:
+            optimizer = getattr(optimizer, "optimizer", optimizer)  # what it wraps
+        if not isinstance(optimizer, Optimizer):
+            raise SettingError(
+                f"optimizer must be a torch.optim.Optimizer, or a list of them, got {_shown(optimizer)}",
+                hint=_ORDER,
+            )
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise SettingError(
+                f"optimizer {type(optimizer).__name__} has no step hooks: it never called Optimizer.__init__",
+                hint="pass the torch.optim optimizer that it wraps, if that one's step() is all it does",
+            )
+        found.append(optimizer)
+    return found
+
+
+def describe_optimizer(optimizer: Optimizer) -> str:
+    """An optimizer as a line that must be the same on all workers."""
+    rates = [f"{float(group['lr']):g}" for group in optimizer.param_groups if "lr" in group]
+    return f"{type(optimizer).__name__} with learning rate {', '.join(rates) or 'unknown'}"
+
+
+def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy: Strategy) -> None:
+    held = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
+    if len(set(held)) < len(held):
+        raise SettingError(
+            "optimizer must be several with parameters of their own, got some that share a parameter",
+            hint="give each parameter to one of them",
+        )
+    strange = len(set(held) - {id(p) for p in model.parameters()})
+    if strange:
+        raise SettingError(
+            f"optimizer holds {strange} parameter(s) that are not in the model, so nobody would send them",
+            hint="attach one module that holds all of them, for example an nn.ModuleList",
+        )
+    others = sum(p.requires_grad and id(p) not in set(held) for p in model.parameters())
+    if others and strategy.overlap == "forward":
+        warnings.warn(
+            f"{others} parameter(s) of the model require a gradient and are not in the optimizer; "
+            "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
+            stacklevel=3,
+        )
