@@ -37,7 +37,7 @@ def test_the_grid_is_the_standard_one() -> None:
         ({"nets": ("resnet51",)}, "emulate must be one of"),
         ({"scale": 2.0}, "scale must be above 0 and at most 1"),
         ({"turns": 0}, "turns must be 1 to 1,000, got 0"),
-        ({"minutes": 0}, "minutes must be above 0, got 0"),
+        ({"minutes": 0}, "minutes must be above 0 and at most a year, got 0"),
     ],
 )
 def test_wrong_settings_are_refused(changes: dict[str, object], error: str) -> None:

@@ -42,7 +42,7 @@ def test_unknown_recipe_is_answered_with_the_known_ones() -> None:
     [
         ("not_there:recipe", "no module 'not_there'"),
         ("thinwire.recipes.catalog:other", "has no 'other'"),
-        ("thinwire.recipes.registry:names", "must return a Recipe, got tuple"),
+        ("thinwire.recipes.registry:names", "a function that returns one, got a tuple"),
     ],
 )
 def test_wrong_place_of_an_own_recipe_is_explained(name: str, words: str) -> None:

@@ -11,22 +11,22 @@ import contextlib
 import os
 import socket
 import stat
-import threading
 from collections.abc import Callable
 from typing import TypeVar
 
 T = TypeVar("T")
 Opened = list[tuple[int, int]]
 """Descriptors with their inodes: a number may be used again for something else."""
-_opening = threading.Lock()
 
 
 def opened_by(call: Callable[[], T]) -> tuple[T, Opened]:
-    """The result of a call, and the sockets that are open after it and were not before."""
-    with _opening:
-        before = set(_sockets())
-        result = call()
-        return result, [each for each in _sockets() if each not in before]
+    """The result of a call, and the sockets that are open after it and were not before.
+
+    Those of a call beside it count too: lanes that connect at one time belong together, and end together.
+    """
+    before = set(_sockets())
+    result = call()
+    return result, [each for each in _sockets() if each not in before]
 
 
 def shut_down(opened: Opened) -> None:
