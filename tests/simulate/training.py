@@ -16,7 +16,7 @@ from thinwire.recipes.base import Data, Samples, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.samples import TensorSamples
-from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, shuffle_ring, worker_seed
+from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, worker_seed
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
@@ -111,7 +111,7 @@ def for_real(
         if shuffle != "dealt":
             data = own_part(data, rank, world_size)
         if shuffle == "ring":
-            shards = shuffle_ring(data, settings.seed, link)
+            shards = replace(run, data=data).shuffle_ring(link)
         for epoch in range(settings.epochs):
             shards.set_epoch(epoch)
             for batch in shards.batches(settings.batch_size):

@@ -23,7 +23,7 @@ from thinwire.recipes.base import Recipe
 from thinwire.recipes.config import RunConfig, run_started
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
-from thinwire.recipes.setup import RunSetup, advice_for, talks
+from thinwire.recipes.setup import RunSetup, talks
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
@@ -113,7 +113,7 @@ class _VirtualRun:
         # with overlap="forward" optimizers step bucket by bucket
         lockstep = agree and self._strategy.overlap != "forward" and not cluster.description.faults
         self._learners = RecipeLearners(setup, self._stepped, agree=agree, lockstep=lockstep)
-        self._advice = advice_for(config, cluster.max_steps or self._learners.plan.num_steps, log=True)
+        self._advice = setup.advice(cluster.max_steps or self._learners.plan.num_steps, log=True)
         self._compute_s = self._learners.measure() if cluster.compute_s is None else cluster.compute_s
         cluster = replace(cluster, compute_s=self._compute_s)  # events record the measured time
         latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}
