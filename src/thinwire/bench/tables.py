@@ -40,7 +40,6 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """As Markdown, under a heading."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
         return "\n".join([f"### {self.title}", "", *lines, "", *(f"{note}\n" for note in self.notes)])

@@ -7,7 +7,6 @@ workers need not tell each other sizes first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -130,9 +129,7 @@ def write_(message: Tensor, layout: SparseLayout, entries: Sparse) -> None:
     message[PASSED] = count
 
 
-def merge_messages_(
-    message: Tensor, other: Tensor, layout: SparseLayout, *, share: tuple[int, int]
-) -> Sparse:
+def merge_messages_(message: Tensor, other: Tensor, layout: SparseLayout, share: tuple[int, int]) -> Sparse:
     """Overwrite a message with the largest entries of its sum with another, as many as it has room for.
 
     `share` is (place, block): returned are, of the other entries and of what "bf16" cuts off those kept, the
@@ -222,9 +219,7 @@ def largest_mask(data: Tensor, k: int) -> Tensor:
 # -- many messages at once, as rows; an entry is in the row of the region of its index ------------
 
 
-def deal_(
-    rows: Tensor, layout: SparseLayout, entries: Sparse, starts: Sequence[int]
-) -> tuple[Sparse, Sparse]:
+def deal_(rows: Tensor, layout: SparseLayout, entries: Sparse, starts: list[int]) -> tuple[Sparse, Sparse]:
     """Write each entry into the row of its region, where `starts` says where regions begin.
 
     Gives the entries that fit, and those of regions with more entries than a row has room for.

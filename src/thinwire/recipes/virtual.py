@@ -29,6 +29,7 @@ from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
 from thinwire.strategies import registry as strategies
 
+Watch = Callable[[Event], object]
 MAX_WRITERS = 64
 """Only the first workers write events; the summary counts all."""
 
@@ -81,14 +82,13 @@ def simulate(
     config: RunConfig,
     cluster: VirtualCluster,
     folder: Path,
-    watch: Callable[[Event], object] = lambda event: None,
+    watch: Watch = lambda event: None,
 ) -> SimulationResult:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
     changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
     if changes and config.shuffle != "dealt":
-        message = "shuffle must be 'dealt' where workers are lost or join"
         raise SettingError(
-            f"{message}, got {config.shuffle!r} with {changes[0]}",
+            f"shuffle must be 'dealt' where workers are lost or join, got {config.shuffle!r} with {changes[0]}",
             hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
         )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:

@@ -18,13 +18,8 @@ RUNS = "runs"
 NAMED = ("workers", "seed", "epochs", "clock")
 """Settings that distinguish runs of the same system."""
 STUDY = {"recipe": str, "workers": int, "rate_bits_per_s": float}
-_MOMENT = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
-BENCH_FACTS = {
-    "config": {"studies": [STUDY]},
-    "begin": _MOMENT,
-    "end": _MOMENT,
-    "families": Mapping[str, Family],
-}
+_HOST = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
+BENCH_FACTS = {"config": {"studies": [STUDY]}, "begin": _HOST, "end": _HOST, "families": Mapping[str, Family]}
 """Of bench.json, what is relied on."""
 MOST_NAMED = 3
 """Damaged lines that are named; more are counted."""

@@ -46,8 +46,6 @@ class StepTimes:
 
 
 class _Learner(Learner):
-    """Steps without numbers."""
-
     def __init__(self, model: nn.Module, optimizer: Optimizer, stepped: Callable[[int], None]) -> None:
         self.model, self.optimizer = model, optimizer
         self._stepped, self._steps = stepped, 0
