@@ -89,7 +89,6 @@ def train_study(bench: Path, study: Study, system: System, paths: LabPaths) -> N
         workers=study.workers,
         epochs=study.epochs,
         batch_size=study.batch_size or recipe.batch_size,
-        seed=0,
         data=study.data,
         device="cpu",
         evaluate_every=study.evaluate_every,

@@ -78,9 +78,6 @@ class Sparse:
     value: Tensor
     """float32, or float64 in a float64 model."""
 
-    def to(self, device: torch.device) -> Sparse:
-        return Sparse(self.index.to(device), self.value.to(device))
-
 
 # -- messages -------------------------------------------------------------------------------------
 
@@ -200,8 +197,7 @@ def _where(mask: Tensor, entries: Sparse) -> Sparse:
 
 def add_(dense: Tensor, entries: Sparse, scale: float = 1.0) -> None:
     """dense[index] += scale * value, on the device of `dense`."""
-    entries = entries.to(dense.device)
-    dense.index_add_(0, entries.index, entries.value.to(dense.dtype), alpha=scale)
+    dense.index_add_(0, entries.index.to(dense.device), entries.value.to(dense), alpha=scale)
 
 
 def largest_mask(data: Tensor, k: int) -> Tensor:

@@ -91,14 +91,16 @@ Watch = Callable[[RunState, list[Event]], object]
 """Called several times a second with the state of the run and the events that are new in it."""
 
 
-def run_local(folder: Path, config: RunConfig, watch: Watch | None = None) -> FinishedRun:
+def run_local(
+    folder: Path, config: RunConfig, watch: Watch | None = None, *, limit_s: float = math.inf
+) -> FinishedRun:
     """Train on workers of this machine until they end; ThinwireError says why if they fail."""
     began_s = time.monotonic()
     state, reader = RunState(config.workers), EventReader(folder)
     with locked(folder, lock_name(0)), written(folder, config, state):
         reader.poll()  # skip the events of a run that is resumed
         with LocalWorkers(folder, config.workers) as workers:
-            status = follow(workers, reader, state, watch)
+            status = follow(workers, reader, state, watch, limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
         if status != 0 or state.summary is None:
             raise explain(folder, state, status, workers.failure)

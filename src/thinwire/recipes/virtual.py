@@ -87,8 +87,9 @@ def simulate(
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
     changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
     if changes and config.shuffle != "dealt":
+        got = f"{config.shuffle!r} with {changes[0]}"
         raise SettingError(
-            f"shuffle must be 'dealt' where workers are lost or join, got {config.shuffle!r} with {changes[0]}",
+            f"shuffle must be 'dealt' where workers are lost or join, got {got}",
             hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
         )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
