@@ -191,7 +191,7 @@ def accuracy_rows(
             advice=summary.advice,
         )
 
-    return [row(name) for name in config.systems]
+    return [row(name) for name in records]
 
 
 def accuracy_table(study: Study, rows: Sequence[AccuracyRow], remark: str = "", no_data: str = "") -> Table:
