@@ -23,25 +23,25 @@ from contextlib import AbstractContextManager
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.bench.systems import System
+from thinwire.bench.systems import Rival
 from thinwire.errors import check_one_of
 
 Joined = AbstractContextManager[tuple[nn.Module, Optimizer]]
 
 
-def all_rivals() -> dict[str, System]:
+def all_rivals() -> dict[str, Rival]:
     """Every rival by its name, with the settings of the standard benchmark."""
     from benchmarks.rivals.ddp import Ddp, Fp16, PowerSgd
     from benchmarks.rivals.post_local_sgd import PostLocalSgd
     from benchmarks.rivals.torchft_diloco import TorchftDiLoCo
     from benchmarks.rivals.torchft_local_sgd import TorchftLocalSgd
 
-    rivals: list[System] = [Ddp(), Fp16(), *(PowerSgd(rank=rank) for rank in (1, 2, 4))]
+    rivals: list[Rival] = [Ddp(), Fp16(), *(PowerSgd(rank=rank) for rank in (1, 2, 4))]
     rivals += [PostLocalSgd(), TorchftLocalSgd(), TorchftDiLoCo()]
     return {rival.name: rival for rival in rivals}
 
 
-def find(name: str) -> System:
+def find(name: str) -> Rival:
     """The rival of this name."""
     rivals = all_rivals()
     check_one_of("rival", name, rivals)

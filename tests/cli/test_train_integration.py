@@ -53,7 +53,7 @@ def test_one_silent_worker_sends_nothing_and_summary_is_readable(tmp_path: Path)
 def test_nan_names_worker_host_and_step(tmp_path: Path) -> None:
     done = thinwire("train", "faulty:nan_loss", "--workers", "2", "--out", str(tmp_path / "run"))
     assert done.returncode == 1
-    title, error, hint = done.stderr.splitlines()
+    title, *_, error, hint = done.stderr.splitlines()  # a slow machine shows progress in between
     assert title.startswith("faulty:nan_loss")
     assert error.startswith("error: worker 1 on ")
     assert "the loss is nan at step 20" in error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from thinwire.recipes.base import Data, Samples, Training
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.samples import TensorSamples
-from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, shuffle_ring, worker_seed
+from thinwire.recipes.setup import LRSchedule, RunSetup, own_part, worker_seed
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
@@ -111,7 +112,7 @@ def for_real(
         if shuffle != "dealt":
             data = own_part(data, rank, world_size)
         if shuffle == "ring":
-            shards = shuffle_ring(data, settings.seed, link)
+            shards = replace(run, data=data).shuffle_ring(link)
         for epoch in range(settings.epochs):
             shards.set_epoch(epoch)
             for batch in shards.batches(settings.batch_size):
@@ -145,13 +146,13 @@ def on_the_clock(
     `ended_s` is told when each worker, by host, had done them.
     """
     ended_s = {} if ended_s is None else ended_s
-    learners = RecipeLearners(
-        setup(world_size, shuffle, dropout=dropout),
-        lambda host, *_: ended_s.update({host: session.clock.now_s}),
-        agree=strategy.replicas_agree,
-        lockstep=lockstep,
-        batched=batched,
-    )
+    with patch("thinwire.recipes.learners.worth_batching", lambda _: batched):
+        learners = RecipeLearners(
+            setup(world_size, shuffle, dropout=dropout),
+            lambda host, *_: ended_s.update({host: session.clock.now_s}),
+            agree=strategy.replicas_agree,
+            lockstep=lockstep,
+        )
     for host in range(world_size):
         learners.replicas.model(host).load_state_dict(start)
     network = Network(describe(hosts=world_size, rate="100mbit", slow=slow), latency_s=0.001)

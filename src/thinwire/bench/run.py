@@ -55,7 +55,6 @@ class BenchSetup:
         return self.no_lab is None
 
     def outlook(self) -> Outlook:
-        """The expected duration."""
         studies = [study for study in self.config.studies if study.recipe not in self.no_data]
         return Outlook(self.config, self.shaped, 60 * sum(study.minutes for study in studies))
 

@@ -6,8 +6,8 @@ in the repository. This package knows none of them by name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -37,8 +37,8 @@ _VARIANTS: Mapping[str, tuple[str, ...]] = {
 """The settings that the standard grid has of a strategy, where these are not just the default ones."""
 
 
-class System(Protocol):
-    """One way to train together, with its settings.
+class Rival(Protocol):
+    """One way to train together that is not ours, with its settings.
 
     The caller initialises `torch.distributed` before `join`, and trains with the model and the optimizer that
     `join` returns: some systems wrap the one, some the other. All workers enter and leave together, and start
@@ -96,10 +96,8 @@ class Ours:
 
         return attach(model, optimizer, self.strategy, bucket_bytes=self.bucket_bytes)
 
-    @contextmanager
-    def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
-        with self.attach(model, optimizer):
-            yield model, optimizer
+
+System = Ours | Rival
 
 
 def ours(name: str) -> Ours:

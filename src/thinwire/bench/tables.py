@@ -40,7 +40,6 @@ class Table:
     notes: tuple[str, ...] = ()
 
     def markdown(self) -> str:
-        """As Markdown, under a heading."""
         rule = ["---", *["---:"] * (len(self.columns) - 1)]
         lines = ["| " + " | ".join(cells) + " |" for cells in (self.columns, rule, *self.rows)]
         return "\n".join([f"### {self.title}", "", *lines, "", *(f"{note}\n" for note in self.notes)])
@@ -171,30 +170,28 @@ def accuracy_rows(
         if isinstance(r, Evaluated) and r.value is not None and target.reached_by(r.value)
     }
     baseline = reached.get(BASELINE)
-    rows = []
-    for name, found in records.items():
-        row = AccuracyRow(recipe=study.recipe, system=name, metric=target.metric)
+
+    def row(name: str) -> AccuracyRow:
+        begun = AccuracyRow(recipe=study.recipe, system=name, metric=target.metric)
         summary, hit = summaries.get(name), reached.get(name)
         if summary is None:
-            failed = next((f"failed: {r.message}" for r in found if isinstance(r, Failed)), NOT_RUN)
-            rows.append(replace(row, unavailable=absent.get(name) or failed))
-            continue
+            failed = next((f"failed: {r.message}" for r in records[name] if isinstance(r, Failed)), NOT_RUN)
+            return replace(begun, unavailable=absent.get(name) or failed)
         tells = summary.messages > 0 or name == CEILING
-        rows.append(
-            replace(
-                row,
-                target=target.value,
-                seconds_to_target=hit.train_s if hit else None,
-                steps_to_target=hit.step if hit else None,
-                speed_up=baseline.train_s / hit.train_s if baseline and hit else None,
-                value=summary.value,
-                train_s=summary.train_s,
-                sent_bytes_per_step=summary.sent_bytes_per_step if counted or tells else None,
-                exposed_share=summary.exposed_share if tells else None,
-                advice=summary.advice,
-            )
+        return replace(
+            begun,
+            target=target.value,
+            seconds_to_target=hit.train_s if hit else None,
+            steps_to_target=hit.step if hit else None,
+            speed_up=baseline.train_s / hit.train_s if baseline and hit else None,
+            value=summary.value,
+            train_s=summary.train_s,
+            sent_bytes_per_step=summary.sent_bytes_per_step if counted or tells else None,
+            exposed_share=summary.exposed_share if tells else None,
+            advice=summary.advice,
         )
-    return rows
+
+    return [row(name) for name in records]
 
 
 def accuracy_table(study: Study, rows: Sequence[AccuracyRow], remark: str = "", no_data: str = "") -> Table:

@@ -10,13 +10,11 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -30,10 +28,10 @@ from thinwire.engine.link import Link
 from thinwire.events import EventWriter
 from thinwire.lab.control import Control
 from thinwire.recipes import registry
-from thinwire.recipes.base import Data, Recipe, Samples, Training
+from thinwire.recipes.base import Data, Recipe, Training
 from thinwire.recipes.config import RunConfig, run_started, write_config
 from thinwire.recipes.launch import LOG
-from thinwire.recipes.setup import Attach, Attached
+from thinwire.recipes.setup import Attach, Attached, copy_rows
 from thinwire.recipes.train import WorkerContext, train
 from thinwire.recipes.worker import ReportFailure, run_and_exit
 from thinwire.strategies.registry import parse, resolved
@@ -91,7 +89,6 @@ def train_study(bench: Path, study: Study, system: System, paths: LabPaths) -> N
         workers=study.workers,
         epochs=study.epochs,
         batch_size=study.batch_size or recipe.batch_size,
-        seed=0,
         data=study.data,
         device="cpu",
         evaluate_every=study.evaluate_every,
@@ -107,20 +104,6 @@ def train_study(bench: Path, study: Study, system: System, paths: LabPaths) -> N
     paths.set_rate(OPEN_BITS_PER_S)
 
 
-@dataclass(frozen=True, slots=True)
-class FirstSamples:
-    """The first samples of a data set."""
-
-    samples: Samples
-    count: int
-
-    def __len__(self) -> int:
-        return min(self.count, len(self.samples))
-
-    def take(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-        return self.samples.take(indices)
-
-
 def shortened(recipe: Recipe, samples: int | None) -> Recipe:
     """The recipe, trained on its first samples only, and tested on a quarter as many."""
     if samples is None:
@@ -131,7 +114,7 @@ def shortened(recipe: Recipe, samples: int | None) -> Recipe:
 
         def data(folder: Path | None) -> Data:
             full = whole.data(folder)
-            train, test = FirstSamples(full.train, samples), FirstSamples(full.test, samples // 4)
+            train, test = copy_rows(full.train, slice(samples)), copy_rows(full.test, slice(samples // 4))
             return replace(full, train=train, test=test)
 
         return replace(whole, data=data)

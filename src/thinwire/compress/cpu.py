@@ -194,9 +194,7 @@ def merge_messages_(
 
 
 @_compile
-def _merge_messages(
-    own: Pair, theirs: Pair, room: Pair, rest: Pair, marks: tuple[int, int, int, int, int]
-) -> int:
+def _merge_messages(own: Pair, theirs: Pair, room: Pair, rest: Pair, marks: tuple[int, ...]) -> int:
     (message, value), (other, other_value), (sums, bits), (rest_index, rest_value) = own, theirs, room, rest
     capacity, place, block, magnitude, shift = marks
     own_count, other_count = message[COUNT], other[COUNT]

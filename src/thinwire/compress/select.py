@@ -15,25 +15,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from thinwire.compress import sparse
 from thinwire.compress.kernels import cpu_kernels, gpu_kernels
-from thinwire.compress.sparse import (
-    COUNT,
-    LARGEST_INDEX,
-    NOT_FINITE,
-    PASSED,
-    Sparse,
-    SparseLayout,
-    add_,
-    index_part,
-    keep_largest,
-    largest_mask,
-    merge,
-    merge_messages_,
-    new_message,
-    read,
-    value_part,
-    write_,
-)
+from thinwire.compress.sparse import COUNT, PASSED, Sparse, SparseLayout, index_part, largest_mask, value_part
 from thinwire.errors import NumericError
 
 _SAMPLE = 1 << 16
@@ -52,7 +36,7 @@ def select_(
     """
     assert gradient.shape == residual.shape == (residual.numel(),), "both are flat, and of one size"
     assert residual.is_contiguous(), "the residual is contiguous"
-    assert 0 < residual.numel() <= LARGEST_INDEX, "indices are int32"
+    assert 0 < residual.numel() <= sparse.LARGEST_INDEX, "indices are int32"
     if kernels := gpu_kernels(residual):
         if not isinstance(threshold, Tensor):
             threshold = torch.full((), threshold, dtype=torch.float32, device=residual.device)
@@ -68,7 +52,7 @@ def select_(
         count, passed = accumulate_select_torch(gradient, residual, threshold, index, exact)
     message[COUNT] = count
     message[PASSED] = passed
-    if layout.values == "bf16" and count != NOT_FINITE:
+    if layout.values == "bf16" and count != sparse.NOT_FINITE:
         _round_(value[:count], Sparse(index[:count], exact[:count]), residual)
 
 
@@ -78,7 +62,7 @@ def accumulate_select_torch(
     """What the kernels do, in plain torch: how many were moved (-1: not finite), how many passed."""
     residual.add_(gradient)
     if not bool(residual.isfinite().all()):
-        return NOT_FINITE, 0
+        return sparse.NOT_FINITE, 0
     selected = (residual.abs() > threshold).nonzero().view(-1)
     passed = selected.numel()
     selected = selected[: index.numel()]
@@ -97,21 +81,21 @@ def select_largest_(
     k = min(k, residual.numel())
     assert 1 <= k <= layout.capacity, "a message has room for at least one, and for all that are selected"
     wide = SparseLayout(capacity=max(2 * k, 1024), itemsize=residual.itemsize)
-    candidates = new_message(wide, residual)
+    candidates = sparse.new_message(wide, residual)
     select_(gradient, residual, _below(gradient, residual, k), candidates, wide)
-    if int(candidates[COUNT]) == NOT_FINITE:
-        message[COUNT] = NOT_FINITE
+    if int(candidates[COUNT]) == sparse.NOT_FINITE:
+        message[COUNT] = sparse.NOT_FINITE
         return
-    entries = read(candidates, wide)
+    entries = sparse.read(candidates, wide)
     if k <= entries.index.numel() == int(candidates[PASSED]):
-        entries, rest = keep_largest(entries, k)
-        add_(residual, rest)
+        entries, rest = sparse.keep_largest(entries, k)
+        sparse.add_(residual, rest)
     else:  # a poor guess: put all back, and look at everything
-        add_(residual, entries)
+        sparse.add_(residual, entries)
         selected = largest_mask(residual, k).nonzero().view(-1)
         entries = Sparse(selected.int(), residual[selected])
         residual[selected] = 0
-    write_(message, layout, entries)
+    sparse.write_(message, layout, entries)
     if layout.values == "bf16":
         _round_(value_part(message, layout)[:k], entries, residual)
 
@@ -155,9 +139,9 @@ def prepare(like: Tensor) -> None:
     """Load and compile the kernels for residuals like this, which else the first step would do."""
     layout = SparseLayout(capacity=16, itemsize=like.itemsize)
     zeros = like.new_zeros(4096)
-    message = new_message(layout, zeros)
+    message = sparse.new_message(layout, zeros)
     select_(zeros, zeros.clone(), 1.0, message, layout)
     message = message.cpu()  # on a GPU too, messages are merged by the host
-    entries = read(message, layout)
-    keep_largest(merge(entries, entries), 1)
-    merge_messages_(message, message.clone(), layout, share=(0, 1))
+    entries = sparse.read(message, layout)
+    sparse.keep_largest(sparse.merge(entries, entries), 1)
+    sparse.merge_messages_(message, message.clone(), layout, share=(0, 1))

@@ -1,4 +1,4 @@
-"""Sparse vectors: in and out of messages, merged, cut to the largest, added to dense ones.
+"""Sparse vectors: in and out of messages, merged, cut to the largest, dealt out by regions, made dense.
 
 A message is int32 words: a header of two, the indices, the values; each part begins at a multiple of 8 bytes.
 It always has room for the same number of entries and says in its first word how many there are, so that
@@ -78,9 +78,6 @@ class Sparse:
     value: Tensor
     """float32, or float64 in a float64 model."""
 
-    def to(self, device: torch.device) -> Sparse:
-        return Sparse(self.index.to(device), self.value.to(device))
-
 
 # -- messages -------------------------------------------------------------------------------------
 
@@ -129,9 +126,7 @@ def write_(message: Tensor, layout: SparseLayout, entries: Sparse) -> None:
     message[PASSED] = count
 
 
-def merge_messages_(
-    message: Tensor, other: Tensor, layout: SparseLayout, *, share: tuple[int, int]
-) -> Sparse:
+def merge_messages_(message: Tensor, other: Tensor, layout: SparseLayout, share: tuple[int, int]) -> Sparse:
     """Overwrite a message with the largest entries of its sum with another, as many as it has room for.
 
     `share` is (place, block): returned are, of the other entries and of what "bf16" cuts off those kept, the
@@ -202,8 +197,7 @@ def _where(mask: Tensor, entries: Sparse) -> Sparse:
 
 def add_(dense: Tensor, entries: Sparse, scale: float = 1.0) -> None:
     """dense[index] += scale * value, on the device of `dense`."""
-    entries = entries.to(dense.device)
-    dense.index_add_(0, entries.index, entries.value.to(dense.dtype), alpha=scale)
+    dense.index_add_(0, entries.index.to(dense.device), entries.value.to(dense), alpha=scale)
 
 
 def largest_mask(data: Tensor, k: int) -> Tensor:
@@ -216,3 +210,57 @@ def largest_mask(data: Tensor, k: int) -> Tensor:
     smallest = size.topk(k, sorted=False).values.min()
     above, equal = size > smallest, size == smallest
     return above | (equal & (equal.cumsum(0) <= k - above.sum()))
+
+
+# -- many messages at once, as rows; an entry is in the row of the region of its index ------------
+
+
+def deal_(rows: Tensor, layout: SparseLayout, entries: Sparse, starts: list[int]) -> tuple[Sparse, Sparse]:
+    """Write each entry into the row of its region, where `starts` says where regions begin.
+
+    Gives the entries that fit, and those of regions with more entries than a row has room for.
+    """
+    index = entries.index
+    borders = torch.tensor(starts[1:], dtype=index.dtype, device=index.device)
+    row = torch.searchsorted(borders, index, right=True)
+    passed = row.bincount(minlength=len(starts))
+    place = torch.arange(index.numel(), device=index.device) - (passed.cumsum(0) - passed)[row]
+    rows[:, COUNT] = passed.clamp(max=layout.capacity)
+    rows[:, PASSED] = passed
+    fits = place < layout.capacity
+    row, place, fitting = row[fits], place[fits], _where(fits, entries)
+    index_rows, value_rows = _parts(rows, layout)
+    index_rows[row, place] = fitting.index
+    value_rows[row, place] = fitting.value.to(value_rows.dtype)
+    return fitting, _where(~fits, entries)
+
+
+def collect(rows: Tensor, layout: SparseLayout) -> Sparse:
+    """The entries of all rows, row after row; an index may be there several times."""
+    index_rows, value_rows = _parts(rows, layout)
+    there = torch.arange(layout.capacity, device=rows.device) < rows[:, COUNT, None]
+    return Sparse(index_rows[there], value_rows[there].to(layout.dtype))
+
+
+def add_up(entries: Sparse) -> Sparse:
+    """Entries of any order with those of one index added up, in the order they come."""
+    index, order = entries.index.sort(stable=True)
+    unique, place = torch.unique_consecutive(index, return_inverse=True)
+    sums = entries.value.new_zeros(unique.numel())
+    return Sparse(unique, sums.index_add_(0, place, entries.value[order]))
+
+
+def even_starts(index: Tensor, count: int) -> list[int]:
+    """Where `count` regions begin that have equally many of these ascending indices; none if too few."""
+    if index.numel() < count:
+        return []
+    places = torch.arange(1, count, device=index.device) * index.numel() // count
+    return [0, *index[places].tolist()]
+
+
+def _parts(rows: Tensor, layout: SparseLayout) -> tuple[Tensor, Tensor]:
+    """Indices and values of all rows: views."""
+    index = rows[:, HEADER_WORDS : HEADER_WORDS + layout.capacity]
+    like = value_part(rows[0, : layout.num_words], layout)
+    values = rows[:, layout.values_at : layout.num_words].view(like.dtype)
+    return index, values[:, : layout.capacity]

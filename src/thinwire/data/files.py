@@ -24,12 +24,9 @@ MAX_WORDS = 10_000
 """Size of the vocabulary: rarer words of the training text, and unknown ones, become `UNKNOWN`."""
 END_OF_LINE = "<eos>"
 UNKNOWN = "<unk>"
-_MNIST_NAMES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
+_MNIST_NAMES = [
+    f"{part}-{kind}-ubyte" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1")
+]
 _MNIST_HINT = (
     f"put {', '.join(_MNIST_NAMES[:3])} and {_MNIST_NAMES[3]} (each plain or as .gz) into one folder and "
     "name it with --data DIR"
@@ -256,10 +253,8 @@ def load_higgs(folder: Path | None) -> TrainTest:
     data = _read_npz(find_higgs(folder), _checked_higgs, _HIGGS_HINT)
     mean, deviation = data.train.inputs.mean(axis=0), data.train.inputs.std(axis=0)
     deviation[deviation == 0] = 1  # a constant feature
-    parts = (data.train, data.test)
-    return TrainTest(
-        *(Arrays(((part.inputs - mean) / deviation).astype(np.float32), part.targets) for part in parts)
-    )
+    scaled = [((part.inputs - mean) / deviation).astype(np.float32) for part in (data.train, data.test)]
+    return TrainTest(Arrays(scaled[0], data.train.targets), Arrays(scaled[1], data.test.targets))
 
 
 def _checked_higgs(path: Path, features: NDArray[Any], labels: NDArray[Any]) -> Arrays:

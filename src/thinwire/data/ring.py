@@ -255,7 +255,6 @@ class SampleExchange:
     # -- saved and loaded; nothing may be in transfer -----------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return this worker's place in the epoch."""
         return {
             "seed": self.seed,
             "epoch": self.epoch,
@@ -268,7 +267,6 @@ class SampleExchange:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue from a saved place."""
         places = {name: saved[name] for name in ("common", "position", "departed")}
         self._restore(saved, saved["order"].numpy().copy(), **places)
 

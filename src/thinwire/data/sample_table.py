@@ -105,11 +105,9 @@ class SampleTable:
         ]
 
     def empty_head(self, count: int) -> Tensor:
-        """Allocate the head of `count` rows."""
         return self._empty(self._head_formats, [count] * len(self.formats))
 
     def empty_tail(self, head: Tensor) -> Tensor:
-        """Allocate the tail that belongs to `head`."""
         return self._empty(self._list_formats, self._list_lengths(self._split_head(head)))
 
     def _empty(self, formats: Sequence[_RowFormat], counts: Sequence[int]) -> Tensor:
@@ -146,7 +144,6 @@ class SampleTable:
 
     @staticmethod
     def num_dumped(saved: dict[str, Any]) -> int:
-        """Return how many rows a dump holds."""
         first = saved["0"]
         return len(first["lengths"] if isinstance(first, dict) else first)
 

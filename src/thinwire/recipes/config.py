@@ -135,7 +135,6 @@ def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
 
 
 def read_config(run: Path) -> RunConfig:
-    """Read the configuration from a run folder."""
     try:
         return RunConfig(**parse_json(read_regular(run / FILE, MOST_BYTES))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -62,7 +62,6 @@ class RunState:
 
     @property
     def done_share(self) -> float:
-        """Share of the steps."""
         return self.latest.step / self.latest.num_steps if self.latest else 0.0
 
     @property
@@ -101,7 +100,7 @@ def run_local(
     with locked(folder, lock_name(0)), written(folder, config, state):
         reader.poll()  # skip the events of a run that is resumed
         with LocalWorkers(folder, config.workers) as workers:
-            status = follow(workers, reader, state, watch, limit_s=limit_s)
+            status = follow(workers, reader, state, watch, limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
         if status != 0 or state.summary is None:
             raise explain(folder, state, status, workers.failure)
@@ -131,7 +130,11 @@ def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
 
 
 def follow(
-    workers: LocalWorkers, reader: EventReader, state: RunState, watch: Watch | None = None, *, limit_s: float
+    workers: LocalWorkers,
+    reader: EventReader,
+    state: RunState,
+    watch: Watch | None = None,
+    limit_s: float = math.inf,
 ) -> int:
     """Read events until the launcher ends; its status, or 1 if it hangs after a failure, or TIMED_OUT."""
     deadline_s, late = time.monotonic() + limit_s, TIMED_OUT

@@ -25,6 +25,8 @@ from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
 
 INDEX_BYTES = 8
+Stepped = Callable[[int, float, int], None]
+"""Called after every step with host, loss and number of samples."""
 
 
 class Lockstep:
@@ -150,19 +152,8 @@ class RecipeLearner(Learner):
 class RecipeLearners:
     """All replicas of a recipe, by host."""
 
-    def __init__(
-        self,
-        setup: RunSetup,
-        stepped: Callable[[int, float, int], None],
-        *,
-        agree: bool,
-        lockstep: bool = False,
-        batched: bool | None = None,
-    ) -> None:
-        """`stepped` is called after every step with host, loss and number of samples.
-
-        `lockstep`: one step is made for all; they must agree, and stay the same workers to the end.
-        """
+    def __init__(self, setup: RunSetup, stepped: Stepped, *, agree: bool, lockstep: bool = False) -> None:
+        """`lockstep`: one step is made for all; they must agree, and stay the same workers to the end."""
         self.setup, self.stepped = setup, stepped
         self._agree = agree
         self.hosts = tuple(range(setup.config.workers))
@@ -171,8 +162,7 @@ class RecipeLearners:
         self.plan = setup.plan(len(self.hosts))
         model = setup.training.model().to(setup.device)
         seeds = [worker_seed(setup.config.seed, host) for host in self.hosts]
-        batched = worth_batching(self._example()[0]) if batched is None else batched
-        self.replicas = Replicas(model, setup.loss, seeds, batched=batched)
+        self.replicas = Replicas(model, setup.loss, seeds, batched=worth_batching(self._example()[0]))
         self.learners = [RecipeLearner(host, self) for host in self.hosts]
         schedules = [learner.schedule for learner in self.learners]
         self.lockstep = Lockstep(self.replicas, schedules) if lockstep else None

@@ -193,9 +193,8 @@ def summarize(
     ]
     # the leading 1.0 counts: a worker lost on the virtual clock has totals, but no instruments at the end
     read = [[1.0, *each.values()] for each in instruments]
-    totals = all_reduce(
-        [float(sum(column)) for rows in (per_worker, read) for column in zip(*rows, strict=True)]
-    )
+    columns = [column for rows in (per_worker, read) for column in zip(*rows, strict=True)]
+    totals = all_reduce([float(sum(column)) for column in columns])
     workers, sent_bytes, messages, train_s, samples_per_s, exposed_shares, num_read, *values = totals
     steps = max(each.steps for each in ended)
     return Summary(

@@ -14,19 +14,12 @@ DEFAULT = "digits-cnn"
 
 # A new recipe is one more name here, and the function of that name in catalog.py.
 _NAMES = (
-    "digits-cnn",
-    "mnist-cnn",
-    "cifar-resnet20",
-    "cifar-vgg16",
-    "ptb-lstm",
-    "ptb-lstm-650",
-    "text-transformer",
-    "higgs-mlp",
+    *("digits-cnn", "mnist-cnn", "cifar-resnet20", "cifar-vgg16"),
+    *("ptb-lstm", "ptb-lstm-650", "text-transformer", "higgs-mlp"),
 )
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all recipes."""
     return _NAMES
 
 
@@ -61,6 +54,5 @@ def _call(function: Callable[[], object], place: str) -> object:
     except ThinwireError:
         raise
     except (Exception, SystemExit) as error:
-        raise SettingError(
-            f"recipe {place!r} raises {type(error).__name__}: {error}", hint=place_of(error)
-        ) from error
+        why = f"recipe {place!r} raises {type(error).__name__}: {error}"
+        raise SettingError(why, hint=place_of(error)) from error

@@ -118,13 +118,34 @@ class RunSetup:
         outputs, carried = self.training.forward(model, inputs, carried)
         return self.training.loss(outputs, targets), carried
 
+    def shuffle_ring(self, link: LinkLike) -> ShuffleRing:
+        """Make the ring through which the samples of all workers travel."""
+        if not isinstance(link, Link):
+            raise UsageError("samples travel through a link; this run was attached by another system")
+        return ShuffleRing(*sample_tensors(self.data.train).values(), link=link, seed=self.config.seed)
+
+    def advice(self, num_steps: int, *, log: bool) -> str:
+        """Return the strategy's advice on a training of `num_steps`; other systems give none."""
+        config = self.config
+        if config.workers == 1 or config.strategy not in strategies.names():
+            return ""
+        advice = strategies.build(config.strategy, config.settings).advice(num_steps)
+        if advice and log:
+            _log.warning(advice)
+        return advice
+
 
 def own_part(data: Data, rank: int, world_size: int) -> Data:
     """Return `data` with a copy of one worker's block of the training samples, so that the rest is freed."""
     block = block_range(data, rank, world_size)
-    rows = slice(block.start, block.stop)
-    own = {name: tensor[rows].clone() for name, tensor in sample_tensors(data.train).items()}
-    return replace(data, train=replace(cast("Any", data.train), **own))
+    return replace(data, train=copy_rows(data.train, slice(block.start, block.stop)))
+
+
+def copy_rows(samples: Samples, rows: slice) -> Samples:
+    """Return a copy of some of the samples, as the same kind of samples."""
+    own = {name: tensor[rows].clone() for name, tensor in sample_tensors(samples).items()}
+    copied: Samples = replace(cast("Any", samples), **own)
+    return copied
 
 
 def block_range(data: Data, rank: int, world_size: int) -> range:
@@ -149,13 +170,6 @@ def sample_tensors(samples: Samples) -> dict[str, Tensor]:
             hint="own and ring need a dataclass whose tensors have one row per sample",
         )
     return tensors
-
-
-def shuffle_ring(data: Data, seed: int, link: LinkLike) -> ShuffleRing:
-    """Make the ring through which the samples of all workers travel."""
-    if not isinstance(link, Link):
-        raise UsageError("samples travel through a link; this run was attached by another system")
-    return ShuffleRing(*sample_tensors(data.train).values(), link=link, seed=seed)
 
 
 def worker_seed(seed: int, rank: int) -> int:
@@ -212,16 +226,6 @@ Attach = Callable[[nn.Module, Optimizer], AbstractContextManager[Attached]]
 def talks(strategy: Strategy) -> bool:
     """Whether workers ever hear of each other's gradients or parameters."""
     return overrides(strategy, "reduce") or overrides(strategy, "mix")
-
-
-def advice_for(config: RunConfig, num_steps: int, *, log: bool) -> str:
-    """Return the strategy's advice on a training of `num_steps`; other systems give none."""
-    if config.workers == 1 or config.strategy not in strategies.names():
-        return ""
-    advice = strategies.build(config.strategy, config.settings).advice(num_steps)
-    if advice and log:
-        _log.warning(advice)
-    return advice
 
 
 @contextmanager

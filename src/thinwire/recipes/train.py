@@ -29,17 +29,7 @@ from thinwire.events import Evaluated, Record
 from thinwire.recipes.base import Carried, Recipe
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.meter import ProgressMeter, check_loss, evaluate, summarize
-from thinwire.recipes.setup import (
-    Attach,
-    Attached,
-    LRSchedule,
-    RunSetup,
-    advice_for,
-    attach_by,
-    own_part,
-    shuffle_ring,
-    worker_seed,
-)
+from thinwire.recipes.setup import Attach, Attached, LRSchedule, RunSetup, attach_by, own_part, worker_seed
 
 AnyShards = Shards | Streams | ShuffleRing
 TRACED_STEPS = 5
@@ -81,7 +71,7 @@ def train(
     shards: AnyShards = setup.shards(worker.rank, worker.world_size)
     if config.shuffle != "dealt":
         setup = replace(setup, data=own_part(setup.data, worker.rank, worker.world_size))
-    advice = advice_for(config, plan.num_steps, log=False)  # attach says it
+    advice = setup.advice(plan.num_steps, log=False)  # attach says it
     model = setup.training.model().to(setup.device)
     schedule = LRSchedule(setup.training, model, plan)
     with (
@@ -93,7 +83,7 @@ def train(
         torch.manual_seed(worker_seed(config.seed, worker.rank))
         link = attached.link
         if config.shuffle == "ring":
-            shards = shuffle_ring(setup.data, config.seed, link)
+            shards = setup.shuffle_ring(link)
         meter = ProgressMeter(
             rank=worker.rank, plan=plan, num_epochs=config.epochs, stats=lambda: link.stats, emit=emit
         )

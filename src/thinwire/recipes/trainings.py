@@ -44,10 +44,9 @@ def plain_sgd(model: nn.Module, plan: TrainingPlan, *, rate_at_20: float) -> Opt
 def one_cycle(optimizer: Optimizer, plan: TrainingPlan) -> LRScheduler:
     """Raise the rate for a fifth of the run, one step at least, then lower it to nothing."""
     peaks = [float(group["lr"]) for group in optimizer.param_groups]
-    total = plan.num_steps + 1  # the schedule is also stepped after the last step
-    return OneCycleLR(
-        optimizer, peaks, total_steps=total, pct_start=max(0.2, 2 / total), cycle_momentum=False
-    )
+    steps = plan.num_steps + 1  # the schedule is also stepped after the last step
+    up = max(0.2, 2 / steps)
+    return OneCycleLR(optimizer, peaks, total_steps=steps, pct_start=up, cycle_momentum=False)
 
 
 def flat_then_halved(optimizer: Optimizer, plan: TrainingPlan) -> LRScheduler:

@@ -23,12 +23,13 @@ from thinwire.recipes.base import Recipe
 from thinwire.recipes.config import RunConfig, run_started
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
-from thinwire.recipes.setup import RunSetup, advice_for, talks
+from thinwire.recipes.setup import RunSetup, talks
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
 from thinwire.strategies import registry as strategies
 
+Watch = Callable[[Event], object]
 MAX_WRITERS = 64
 """Only the first workers write events; the summary counts all."""
 
@@ -81,14 +82,14 @@ def simulate(
     config: RunConfig,
     cluster: VirtualCluster,
     folder: Path,
-    watch: Callable[[Event], object] = lambda event: None,
+    watch: Watch = lambda event: None,
 ) -> SimulationResult:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
     changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
     if changes and config.shuffle != "dealt":
-        message = "shuffle must be 'dealt' where workers are lost or join"
+        got = f"{config.shuffle!r} with {changes[0]}"
         raise SettingError(
-            f"{message}, got {config.shuffle!r} with {changes[0]}",
+            f"shuffle must be 'dealt' where workers are lost or join, got {got}",
             hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
         )
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
@@ -113,7 +114,7 @@ class _VirtualRun:
         # with overlap="forward" optimizers step bucket by bucket
         lockstep = agree and self._strategy.overlap != "forward" and not cluster.description.faults
         self._learners = RecipeLearners(setup, self._stepped, agree=agree, lockstep=lockstep)
-        self._advice = advice_for(config, cluster.max_steps or self._learners.plan.num_steps, log=True)
+        self._advice = setup.advice(cluster.max_steps or self._learners.plan.num_steps, log=True)
         self._compute_s = self._learners.measure() if cluster.compute_s is None else cluster.compute_s
         cluster = replace(cluster, compute_s=self._compute_s)  # events record the measured time
         latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}

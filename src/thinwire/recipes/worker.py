@@ -20,15 +20,13 @@ from thinwire.events import Event, EventWriter, Failed, Record
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig, read_config, run_started
 
+Watch = Callable[[Event], object]
 LIFELINE = "THINWIRE_LIFELINE"
 """Environment variable of a worker whose standard input ends when its parent process does."""
 
 
 def work(
-    run: Path,
-    config: RunConfig,
-    environment: Mapping[str, str],
-    watch: Callable[[Event], object] = lambda event: None,
+    run: Path, config: RunConfig, environment: Mapping[str, str], watch: Watch = lambda event: None
 ) -> None:
     """Train as one of the workers of a run; `watch` sees each event as it is written."""
     rank, world_size = int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))

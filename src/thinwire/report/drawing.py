@@ -83,8 +83,6 @@ _STYLE: Any = {
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """Colour, marker and line width of one system."""
-
     colour: str
     marker: str
     width: float
@@ -133,9 +131,8 @@ def style() -> Iterator[None]:
     try:
         import matplotlib.figure
     except ImportError as error:
-        raise MissingExtra(
-            f"plots need a package that is not installed ({error})", hint="pip install 'thinwire[report]'"
-        ) from None
+        message = f"plots need a package that is not installed ({error})"
+        raise MissingExtra(message, hint="pip install 'thinwire[report]'") from None
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # a browser has more fonts
         yield

@@ -153,11 +153,8 @@ def _numbers_of_steps(found: Sequence[Timing]) -> Numbers:
     if at is None or ours is None:
         return []
     shown = {"ceiling" if timing.family == "ceiling" else timing.system: timing for timing in ran(found, at)}
-    numbers = [
-        (name, as_seconds(shown[name].median_s), f"per step, {place(at)}")
-        for name in ("ceiling", ours)
-        if name in shown
-    ]
+    timed = [(name, shown[name].median_s) for name in ("ceiling", ours) if name in shown]
+    numbers = [(name, as_seconds(step_s), f"per step, {place(at)}") for name, step_s in timed]
     if ours in shown and (share := shown[ours].efficiency) is not None:
         numbers.append(("efficiency", as_percent(share.median), f"{ours}, of the ceiling's speed"))
     ratios = speedups(found, ours, BASELINE)

@@ -159,17 +159,11 @@ def _raw_data(subject: Subject) -> list[Html]:
     folders = [*(run.folder for run in subject.runs), *([subject.folder] if subject.is_bench else [])]
     kept = [(run.label, run.facts or dict(run.config)) for run in subject.runs]
     kept += [("the benchmark", subject.facts)] if subject.facts else []
+    texts = [(f"configuration of {name}", json.dumps(facts, indent=2, default=str)) for name, facts in kept]
     return [
         tag("p", "One JSON record per line, one file per worker. The plots are beside this page, in plots/."),
         tag("ul", *(tag("li", tag("code", str(folder / FOLDER))) for folder in folders)),
-        *(
-            tag(
-                "details",
-                tag("summary", f"configuration of {label}"),
-                tag("pre", json.dumps(facts, indent=2, default=str)),
-            )
-            for label, facts in kept
-        ),
+        *(tag("details", tag("summary", name), tag("pre", text)) for name, text in texts),
     ]
 
 

@@ -45,9 +45,8 @@ def run_plots(compared: Comparison, looks: Looks) -> list[Plot]:
     distances = [run.distances() for run in runs]
     if any(apart > 0 for curve in distances for _, apart in curve):
         caption = "Root mean square distance of the workers' models from their mean, relative to it."
-        plot = drawing.new_plot(
-            f"distance-{compared.recipe}", "How far replicas are apart", compared.recipe, caption
-        )
+        name, title = f"distance-{compared.recipe}", "How far replicas are apart"
+        plot = drawing.new_plot(name, title, compared.recipe, caption)
         plot.axes.set(xlabel="epochs", ylabel="distance from the mean model")
         plots.append(_draw(plot, runs, distances, looks, None, from_zero=True))
     return plots
@@ -239,9 +238,8 @@ def step_bars(here: Sequence[Timing], looks: Looks) -> Plot:
         words.append(f"other {as_seconds(max(step_s - timing.compute_s - waited_s, 0.0))}")
         parts = [(compute_s * size, COMPUTE), (exposed_s * size, colour), (other_s * size, colour)]
         quartiles = timing.step_s.low * size, timing.step_s.high * size
-        rest = drawing.bar(
-            plot, row, parts, f"{timing.system}: {', '.join(words)}", as_seconds(step_s), quartiles
-        )
+        tip = f"{timing.system}: {', '.join(words)}"
+        rest = drawing.bar(plot, row, parts, tip, as_seconds(step_s), quartiles)
         told = timing.exposed_s is not None or timing.family == "ceiling"
         light = {"alpha": 0.38} if told else {"fill": False, "hatch": "/////", "edgecolor": colour}
         rest.set(linewidth=0 if told else 0.8, **light)

@@ -17,14 +17,10 @@ RUNS = "runs"
 """The part of a bench folder that holds its trainings."""
 NAMED = ("workers", "seed", "epochs", "clock")
 """Settings that distinguish runs of the same system."""
+AIM = {"recipe": str, "target": float}
 STUDY = {"recipe": str, "workers": int, "rate_bits_per_s": float}
-_MOMENT = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
-BENCH_FACTS = {
-    "config": {"studies": [STUDY]},
-    "begin": _MOMENT,
-    "end": _MOMENT,
-    "families": Mapping[str, Family],
-}
+_HOST = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
+BENCH_FACTS = {"config": {"studies": [STUDY]}, "begin": _HOST, "end": _HOST, "families": Mapping[str, Family]}
 """Of bench.json, what is relied on."""
 MOST_NAMED = 3
 """Damaged lines that are named; more are counted."""
@@ -146,7 +142,9 @@ def read_subject(folder: Path) -> Subject:
         )
     facts = read_json(folder / "bench.json", BENCH_FACTS)
     families: dict[str, Family] = facts.get("families", {}) | {block.system: block.family for block in blocks}
-    named = sorted(_named(runs, families, _aims(folder)), key=lambda run: FAMILIES.index(run.family))
+    rows = read_list(folder / "time_to_accuracy.json", AIM)
+    aims = {row["recipe"]: row["target"] for row in rows if AIM.keys() <= row.keys()}
+    named = sorted(_named(runs, families, aims), key=lambda run: FAMILIES.index(run.family))
     return Subject(
         folder=folder,
         facts=facts,
@@ -184,12 +182,6 @@ def damaged_lines(damage: Sequence[str]) -> str:
     """How many could not be read, and where the first ones are."""
     first = ", ".join(damage[:MOST_NAMED]) + (", ..." if len(damage) > MOST_NAMED else "")
     return f"{count(len(damage), 'line')} of events could not be read ({first})"
-
-
-def _aims(folder: Path) -> dict[str, float]:
-    """A benchmark's targets by recipe, from its table."""
-    rows = read_list(folder / "time_to_accuracy.json", {"recipe": str, "target": float})
-    return {row["recipe"]: row["target"] for row in rows if {"recipe", "target"} <= row.keys()}
 
 
 def _named(runs: Sequence[Run], families: Mapping[str, Family], aims: Mapping[str, float]) -> Iterable[Run]:

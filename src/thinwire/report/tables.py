@@ -31,11 +31,8 @@ def tag(name: str, /, *children: str, **attributes: str | None) -> Html:
     >>> tag("p", "1 < 2 ", tag("b", "yes"), class_="note")
     '<p class="note">1 &lt; 2 <b>yes</b></p>'
     """
-    written = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{escape(value)}"'
-        for key, value in attributes.items()
-        if value is not None
-    )
+    given = [(key.rstrip("_"), value) for key, value in attributes.items() if value is not None]
+    written = "".join(f' {key}="{escape(value)}"' for key, value in given)
     if name == "meta":  # has no end
         return Html(f"<{name}{written}>")
     return Html(f"<{name}{written}>{join(children)}</{name}>")

@@ -29,6 +29,7 @@ from thinwire.wire.local import NotAlike
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 _plain_sgd: MakeOptimizer = partial(SGD, lr=0.0)
+SUMMED = ("exposed_s", "sent_bytes", "messages")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,19 +45,7 @@ class StepTimes:
     """Both per step and worker."""
 
 
-@dataclass(slots=True)
-class _Mark:
-    """The totals of all workers when each had ended a certain step, the last at `ended_s`."""
-
-    ended_s: float = 0.0
-    exposed_s: float = 0.0
-    sent_bytes: int = 0
-    messages: int = 0
-
-
 class _Learner(Learner):
-    """Steps without numbers."""
-
     def __init__(self, model: nn.Module, optimizer: Optimizer, stepped: Callable[[int], None]) -> None:
         self.model, self.optimizer = model, optimizer
         self._stepped, self._steps = stepped, 0
@@ -91,7 +80,8 @@ class _Simulation:
             empty = nn.ParameterList(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
             optimizer = make_optimizer([nn.Parameter(torch.zeros(()))])  # there are no numbers to step
             self._learners = [_Learner(empty, optimizer, partial(self._stepped, host)) for host in hosts]
-            self.marks = {steps: _Mark() for steps in marks}
+            self.marks = {steps: dict.fromkeys(("ended_s", *SUMMED), 0.0) for steps in marks}
+            """Totals of all workers when each had ended a certain step, the last of them at `ended_s`."""
             network.rest()
             with suppress(NotAlike):
                 self.session = Session(network, strategy, self, replace(model, alike=alike), jitter=jitter)
@@ -108,10 +98,9 @@ class _Simulation:
     def _stepped(self, host: int, steps: int) -> None:
         if steps in self.marks:
             mark, stats, count = self.marks[steps], self.session.stats(host), self.session.acts_for(host)
-            mark.ended_s = self.session.clock.now_s
-            mark.exposed_s += count * stats.exposed_s
-            mark.sent_bytes += count * stats.sent_bytes
-            mark.messages += count * stats.messages
+            mark["ended_s"] = self.session.clock.now_s
+            for name in SUMMED:
+                mark[name] += count * getattr(stats, name)
 
 
 def step_times(
@@ -138,12 +127,8 @@ def step_times(
         if collects:
             gc.enable()
     worker_steps = len(network.description.hosts) * steps
-    return StepTimes(
-        step_s=(after.ended_s - before.ended_s) / steps,
-        exposed_s=(after.exposed_s - before.exposed_s) / worker_steps,
-        sent_bytes=(after.sent_bytes - before.sent_bytes) / worker_steps,
-        messages=(after.messages - before.messages) / worker_steps,
-    )
+    means = {name: (after[name] - before[name]) / worker_steps for name in SUMMED}
+    return StepTimes(step_s=(after["ended_s"] - before["ended_s"]) / steps, **means)
 
 
 def traffic(

@@ -50,7 +50,6 @@ class Learner:
         """Leave the gradients of that batch in the parameters."""
 
     def step(self) -> None:
-        """Let the optimizer step."""
         self.optimizer.step()
 
     def stepped(self) -> None:

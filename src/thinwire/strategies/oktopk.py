@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.compress.regions import add_up, collect, deal_, even_starts
+from thinwire.compress import sparse
 from thinwire.compress.sparse import PASSED, Sparse, SparseLayout, keep_largest, without
 from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.strategies.sparse.plan import MessageFormat
@@ -48,7 +48,7 @@ class OkTopK(SparseStrategy):
     ) -> Sparse:
         """Fill a parcel for every owner, and give back what does not fit; gives the entries that do."""
         layout, regions = parcels.format.layout, state.regions[reduction.index]
-        fitting, over = deal_(parcels.rows, layout, message.entries(), regions)
+        fitting, over = sparse.deal_(parcels.rows, layout, message.entries(), regions)
         parcels.rows[0, PASSED] += message.passed - message.count
         reduction.give_back_(over)
         parcels.write_tail_(message.tail)
@@ -56,7 +56,7 @@ class OkTopK(SparseStrategy):
 
     def _add_up_(self, message: Message, parcels: MessageRows, reduction: Reduction) -> None:
         """As the owner of a region: its largest sums, and a part of the tail."""
-        sums = add_up(collect(parcels.rows, parcels.format.layout))
+        sums = sparse.add_up(sparse.collect(parcels.rows, parcels.format.layout))
         kept, _ = keep_largest(sums, message.format.layout.capacity)
         message.write_(kept, parcels.passed)
         message.tail.copy_(parcels.tails.sum(0))
@@ -65,13 +65,13 @@ class OkTopK(SparseStrategy):
 
     def _apply(self, results: MessageRows, sent: Sparse, reduction: Reduction, state: SparseState) -> None:
         """Step with the sums of all owners; keep the entries they did not take."""
-        sums, world_size = collect(results.rows, results.format.layout), len(results.rows)
+        sums, world_size = sparse.collect(results.rows, results.format.layout), len(results.rows)
         reduction.give_back_(without(sent, sums.index))
         tail = results.tails.reshape(-1)[: reduction.tail.numel()]
         reduction.finish_([sums], tail, world_size)
         state.weights[reduction.index] = 1.0 + results.passed
         if (state.runtime.buckets[reduction.index].step - 1) % MOVE_EVERY == 0:
-            before, now = state.regions[reduction.index], even_starts(sums.index, world_size)
+            before, now = state.regions[reduction.index], sparse.even_starts(sums.index, world_size)
             if now:  # half the way: one step is only a sample
                 state.regions[reduction.index] = [(a + b) // 2 for a, b in zip(before, now, strict=True)]
 
