@@ -26,8 +26,8 @@ from thinwire.engine import folders
 from thinwire.errors import DataError, UsageError
 from thinwire.wire.base import Lane
 
-NUM_DAMAGES = 300
-NUM_CRAFTED = 300
+NUM_DAMAGES = 100
+NUM_CRAFTED = 100
 STEP = "step-00000003"
 
 

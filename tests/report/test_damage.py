@@ -17,7 +17,7 @@ from thinwire.report.findings import notices, verdict
 from thinwire.report.page import page, write_report
 from thinwire.report.subject import read_subject
 
-NUM_DAMAGES = 300
+NUM_DAMAGES = 100
 
 
 def hurt(victim: Path, dice: random.Random) -> None:

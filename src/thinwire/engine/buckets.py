@@ -259,7 +259,7 @@ class ParameterBucket:
             fine = self._gradients.isfinite().all()
             self._gradients.mul_(fine).nan_to_num_(0.0)
             self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
-        elif not math.isfinite(self._reals.sum(dtype=torch.float64)):
+        elif not math.isfinite(self._reals.sum()):
             wrong = self._gradients.isfinite().logical_not_().nonzero()
             if wrong.numel():  # and not just a sum that is too large
                 self.not_finite = self.name_at(int(wrong[0]))

@@ -30,7 +30,7 @@ class SparseRows:
     async def reduce(self, weight: float, wire: Wire) -> None:
         """Overwrite the gradient with the mean over workers; none where no worker has one."""
         index, rows = self._own(weight)
-        self.not_finite = "" if math.isfinite(rows.sum(dtype=torch.float64)) else self.name
+        self.not_finite = "" if bool(rows.isfinite().all()) else self.name
         head = torch.tensor([index.numel(), weight, bool(self.not_finite)], dtype=torch.float64)
         heads = torch.empty(wire.world_size, 3, dtype=torch.float64)
         await wire.all_gather(head, heads.view(-1))

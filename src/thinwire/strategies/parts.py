@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from thinwire.errors import NumericError, SettingError, check
@@ -129,7 +128,7 @@ def check_finite(data: Tensor, bucket: Bucket) -> Tensor:
 
     One worker's NaN would be everybody's after log2(P) rounds.
     """
-    if data.is_meta or math.isfinite(data.sum(dtype=torch.float64)):
+    if data.is_meta or math.isfinite(data.sum()):
         return data
     wrong = data.isfinite().logical_not_().nonzero()
     if wrong.numel():  # and not just a sum that is too large

@@ -170,7 +170,8 @@ class Watch:
                 if now_s >= next_s:
                     self._mesh.send(["beat", self._me.steps, self._me.doing])
                     next_s = now_s + self._beat_s
-                self._mesh.poll(min(_GRACE_S, max(0.0, next_s - now_s)), self._hear, self._closed)
+                gone = any(other.gone_s is not None for other in self._others)
+                self._mesh.poll(_GRACE_S if gone else max(0.0, next_s - now_s), self._hear, self._closed)
                 self._judge(time.monotonic())
         except Exception as error:  # noqa: BLE001  # whoever is not watched any more must know it
             self._tell_listeners(PeerLost(f"worker {self._me.rank} cannot watch the others: {error!r}"))
