@@ -40,8 +40,9 @@ _log = logging.getLogger(__name__)
 
 TIMEOUT_S = 1800.0
 MOST_BUCKET_BYTES = 25 << 20
-LEAST_BUCKET_BYTES = 512 << 10
-"""A bucket costs each worker about a millisecond of its processor, whatever its size."""
+LEAST_BUCKET_BYTES = 256 << 10
+"""A bucket costs each worker half a millisecond of its processor, whatever its size. Where a handful of
+buckets of twice the size hold the model, that is more than finer ones hide."""
 LEAST_MESSAGE_BYTES = 64 << 10
 """A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
@@ -76,7 +77,7 @@ def attach(
         replica_ranks: parameters, by name or the name of their module, that only some workers hold copies of:
             the ranks of those that hold this worker's copy.
         bucket_bytes: gradients travel in pieces of about this size; by default the strategy's number of them,
-            of at most 25 MiB and at least 256 KiB, and 64 KiB per worker.
+            of at most 25 MiB and at least 256 KiB (512 KiB in small models), and 64 KiB per worker.
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
         timeout_s: how long to wait for a worker that is alive before giving up.
@@ -156,7 +157,8 @@ def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> 
 
 def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
     """Fewer buckets leave more to wait for at the end of backward, more cost more messages."""
-    least = max(LEAST_BUCKET_BYTES, LEAST_MESSAGE_BYTES * world_size)
+    few = model_bytes <= 8 * LEAST_BUCKET_BYTES
+    least = max((1 + few) * LEAST_BUCKET_BYTES, LEAST_MESSAGE_BYTES * world_size)
     return min(max(model_bytes // strategy.num_buckets, least), MOST_BUCKET_BYTES)
 
 
