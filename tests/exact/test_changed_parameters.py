@@ -122,7 +122,7 @@ def converted(strategy: Strategy) -> str:
     link = tw.attach(model, optimizer, strategy, timeout_s=60)
     step_once(model, optimizer, place, 0)
     model.to(torch.bfloat16)
-    with pytest.raises(UsageError) as caught, link:
+    with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
         step_once(model, optimizer, place, 1)
     return caught.value.message
 
