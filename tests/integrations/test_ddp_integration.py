@@ -163,10 +163,15 @@ def wrapped_after_attach() -> str:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     link = tw.attach(model, optimizer, tw.AllReduce(), timeout_s=60)
     wrapped = DistributedDataParallel(model)
-    wrapped(torch.ones(2, 40, dtype=torch.float64)).sum().backward()
+    loss = wrapped(torch.ones(2, 40, dtype=torch.float64)).sum()
     with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
-        optimizer.step()
+        _step(loss, optimizer)
     return str(caught.value)
+
+
+def _step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+    loss.backward()
+    optimizer.step()
 
 
 @pytest.mark.processes
