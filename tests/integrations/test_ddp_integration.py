@@ -174,7 +174,7 @@ def _step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-@pytest.mark.slow  # about one run in ten ends otherwise, with DDP's own threads in the process: to be found out
+@pytest.mark.slow  # one run in ten ends otherwise, with the threads of DDP in the process: to be found out
 @pytest.mark.processes
 def test_a_model_that_is_wrapped_after_attach_is_noticed() -> None:
     for message in run_processes(2, wrapped_after_attach):
