@@ -88,9 +88,10 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
                 each, _ = door.accept()
                 try:
                     theirs, other, said = _read_hello(each)
-                except (OSError, ValueError, TypeError):
+                except (OSError, ValueError, TypeError, RecursionError):
                     theirs, other, said = "", -1, []
-                if hmac.compare_digest(str(theirs), token) and other in range(rank + 1, world_size):
+                known = hmac.compare_digest(str(theirs).encode(), token.encode())
+                if known and other in range(rank + 1, world_size):
                     each.sendall(json.dumps(["", rank, about]).encode() + b"\n")
                     channels[other], abouts[other] = Channel(other, each), said
                 else:
@@ -108,9 +109,9 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
 
 
 def _read_hello(connection: socket.socket) -> tuple[Any, Any, Message]:
-    connection.settimeout(_HELLO_S)
-    line = b""
+    line, deadline = b"", time.monotonic() + _HELLO_S
     while not line.endswith(b"\n") and len(line) < LONGEST:
+        connection.settimeout(max(0.01, deadline - time.monotonic()))
         if not (byte := connection.recv(1)):
             raise ConnectionError("closed before it said who it is")
         line += byte

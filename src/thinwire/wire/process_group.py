@@ -302,7 +302,7 @@ def connect(
     def meet() -> ProcessGroupLane:
         name = pool.use(ranks)
         assert pool.watch_client is not None
-        watch = Watch(pool.watch_client, name, ranks, timeout_s, silence_s)
+        watch = Watch(pool.watch_client, name, ranks.index(dist.get_rank()), ranks, timeout_s, silence_s)
         lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
         try:
             lane.connect()

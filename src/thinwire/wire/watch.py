@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerError, PeerLate, PeerLost
@@ -61,13 +60,12 @@ class Watch:
     """Beats for this worker and watches the others; one for a wire and all its lanes."""
 
     def __init__(
-        self, store: Store, name: str, ranks: Sequence[int], timeout_s: float, silence_s: float
+        self, store: Store, name: str, rank: int, ranks: Sequence[int], timeout_s: float, silence_s: float
     ) -> None:
-        """`ranks`: of these workers in the default process group."""
+        """`ranks`: of these workers in the default process group; `rank`: this one's place among them."""
         self.ranks = list(ranks)
-        rank, world_size = self.ranks.index(dist.get_rank()), len(self.ranks)
         about = [socket.gethostname(), os.environ.get("THINWIRE_SITE", ""), os.getpid()]
-        self._mesh = control.connect(store, f"thinwire/{name}/", rank, world_size, about, timeout_s)
+        self._mesh = control.connect(store, f"thinwire/{name}/", rank, len(self.ranks), about, timeout_s)
         now_s = time.monotonic()
         self._members = [
             Member(rank, str(host), str(site), int(pid), heard_s=now_s)
@@ -101,8 +99,7 @@ class Watch:
 
     def ring(self, error: PeerError) -> None:
         """Tell all workers why training ends here; the first cause each hears counts."""
-        late = isinstance(error, PeerLate)
-        self._mesh.send(["alarm", late, error.message[:4000], error.rank, error.host, error.hint[:4000]])
+        self._send_alarm(error)
         self._tell_listeners(error)
 
     def explain(self, error: BaseException) -> PeerError:
@@ -199,7 +196,14 @@ class Watch:
     def _closed(self, rank: int) -> None:
         self._members[rank].gone_s = time.monotonic()
 
+    def _send_alarm(self, error: PeerError) -> None:
+        late = isinstance(error, PeerLate)
+        self._mesh.send(["alarm", late, error.message[:4000], error.rank, error.host, error.hint[:4000]])
+
     def _say_left(self) -> None:
+        """Good-bye, and before it the cause: who hears this first would take this worker for the culprit."""
+        if self._lost is not None:
+            self._send_alarm(self._lost)
         self._me.doing = "left"
         self._mesh.send(["beat", self._me.steps, "left"])
 
