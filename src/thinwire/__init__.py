@@ -13,19 +13,24 @@ if TYPE_CHECKING:
     from thinwire.integrations.ddp import ddp_hook
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
+    from thinwire.strategies.diloco import DiLoCo
     from thinwire.strategies.gossip_grad import GossipGraD
     from thinwire.strategies.gtopk import GTopK
     from thinwire.strategies.oktopk import OkTopK
+    from thinwire.strategies.sasgd import SASGD
     from thinwire.strategies.silent import Silent
     from thinwire.strategies.stochastic_gradient_push import StochasticGradientPush
     from thinwire.strategies.topk import TopK
+    from thinwire.strategies.trickle import Trickle
     from thinwire.wire.wire import Wire
     from thinwire.wire.work import Work, all_of, any_of, in_background, training_thread
 
 __all__ = [
+    "SASGD",
     "AllReduce",
     "Bucket",
     "Checkpoint",
+    "DiLoCo",
     "GTopK",
     "GossipGraD",
     "Link",
@@ -35,6 +40,7 @@ __all__ = [
     "StochasticGradientPush",
     "Strategy",
     "TopK",
+    "Trickle",
     "Wire",
     "Work",
     "__version__",
@@ -55,15 +61,18 @@ _HOMES = {
     "AllReduce": "strategies.all_reduce",
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
+    "DiLoCo": "strategies.diloco",
     "GTopK": "strategies.gtopk",
     "GossipGraD": "strategies.gossip_grad",
     "Link": "engine.link",
     "OkTopK": "strategies.oktopk",
+    "SASGD": "strategies.sasgd",
     "Silent": "strategies.silent",
     "Stats": "engine.core",
     "StochasticGradientPush": "strategies.stochastic_gradient_push",
     "Strategy": "strategies.base",
     "TopK": "strategies.topk",
+    "Trickle": "strategies.trickle",
     "Wire": "wire.wire",
     "Work": "wire.work",
     "all_of": "wire.work",

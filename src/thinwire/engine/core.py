@@ -22,6 +22,7 @@ from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
+from thinwire.engine.rate_scale import RateScale
 from thinwire.engine.reducer import BackwardReducer
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.errors import DataError, NumericError
@@ -121,6 +122,7 @@ class Core:
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
         self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes = overrides(strategy, "mix")
+        self._rates = RateScale(optimizers, strategy.rate_scale(lane.world_size))
 
     def assemble(
         self,
@@ -253,9 +255,11 @@ class Core:
         self.serve()
         with range_of("land"):
             yield from self.mixer.landing(self.steps)
+        self._rates.apply_()
 
     def after_step(self) -> Iterator[Work]:
         """Count an optimizer step, and start mixing."""
+        self._rates.restore_()
         self.reducer.record_step()
         if self._mixes:
             with range_of("mix"):

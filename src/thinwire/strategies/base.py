@@ -121,6 +121,11 @@ class Strategy(Protocol):
         """How many buckets a model is cut into, unless its user says how large they are."""
         return 24
 
+    def rate_scale(self, world_size: int) -> float:
+        """What the optimizer's learning rate is multiplied by in every step, where an outer step makes up for
+        it; users and schedulers never see it."""
+        return 1.0
+
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
         """The state of one worker."""
         return

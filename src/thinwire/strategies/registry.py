@@ -31,6 +31,9 @@ _KNOWN: Mapping[str, str] = {
     "topk": "thinwire.strategies.topk:TopK",
     "gtopk": "thinwire.strategies.gtopk:GTopK",
     "oktopk": "thinwire.strategies.oktopk:OkTopK",
+    "sasgd": "thinwire.strategies.sasgd:SASGD",
+    "diloco": "thinwire.strategies.diloco:DiLoCo",
+    "trickle": "thinwire.strategies.trickle:Trickle",
 }
 EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 

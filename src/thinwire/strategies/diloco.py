@@ -1,0 +1,85 @@
+"""DiLoCo: many local steps, then an outer Nesterov step on what they changed, all at once or in fragments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from thinwire.compress.codec import Codec, Dense, Largest
+from thinwire.compress.payload import ChangePayload
+from thinwire.errors import check
+from thinwire.strategies.local.base import LocalStrategy, Outer
+from thinwire.strategies.local.fragments import Fragments, Pattern, check_fragments
+from thinwire.strategies.settings import check_types
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiLoCo(LocalStrategy):
+    """Make `interval` steps alone; then the mean of what they changed is the gradient of an outer step.
+
+    The inner optimizer keeps its state, which is never sent. With fragments, parts of the model are
+    synchronized in turn (Streaming DiLoCo).
+
+    Reference: Douillard et al., DiLoCo, 2023, arXiv:2311.08105, and Streaming DiLoCo with overlapping
+    communication, 2025, arXiv:2501.18512.
+    """
+
+    interval: int = 50
+    """Steps between two outer steps of a parameter."""
+    outer_lr: float | Literal["auto"] = "auto"
+    """Of the outer step; "auto": what was best for this number of workers (Charles et al., 2025)."""
+    outer_momentum: float = 0.9
+    fragments: int = 1
+    """Parts of the model that are synchronized in turn."""
+    pattern: Pattern = "strided"
+    """What a fragment is: pieces from all over the model ("strided"), or one piece ("sequential")."""
+    delay: int = 0
+    """Steps that a fragment may take to come back; 0: training waits for it."""
+    payload: ChangePayload = "fp32"
+    """How changes look on the wire: "fp32" (as they are), "bf16", "int8" or "int4"; rounding errors are
+    sent later."""
+    density: float = 1.0
+    """Part of the changes that is sent, the largest; then values have 8 bits."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        check_fragments("DiLoCo", self.interval, self.fragments, self.delay)
+        valid = self.outer_lr == "auto" or self.outer_lr > 0
+        check(valid, "DiLoCo.outer_lr", "a positive number, or 'auto'", self.outer_lr)
+        check(
+            0 <= self.outer_momentum < 1,
+            "DiLoCo.outer_momentum",
+            "0 or more and below 1",
+            self.outer_momentum,
+        )
+        check(0 < self.density <= 1, "DiLoCo.density", "above 0 and at most 1", self.density)
+
+    @property
+    def period(self) -> int:
+        return self.interval
+
+    @property
+    def codec(self) -> Codec | None:
+        if self.density < 1:
+            return Largest.of(self.density)
+        return None if self.payload == "fp32" else Dense(self.payload)
+
+    def schedule(self, numels: Sequence[int]) -> Fragments:
+        return Fragments(numels, self.fragments, self.interval, self.pattern)
+
+    def outer(self, world_size: int) -> Outer:
+        rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr
+        return Outer(rate, self.outer_momentum)
+
+
+def outer_rate(world_size: int) -> float:
+    """The outer rate that was best for so many workers, at a momentum of 0.9.
+
+    Charles et al., Scaling Laws for DiLoCo, 2025, arXiv:2503.09799: 0.4 to 0.6 for one worker, 0.6 for two,
+    0.6 to 0.8 for four and 0.8 to 1.0 for eight, whatever the size of the model.
+
+    >>> [outer_rate(world_size) for world_size in (1, 2, 4, 8, 64)]
+    [0.5, 0.6, 0.7, 0.9, 1.0]
+    """
+    return {1: 0.5, 2: 0.6, 4: 0.7, 8: 0.9}.get(1 << (min(world_size, 16).bit_length() - 1), 1.0)
