@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
     from thinwire.strategies.diloco import DiLoCo
+    from thinwire.strategies.downpour import Downpour
+    from thinwire.strategies.easgd import EASGD
     from thinwire.strategies.gossip_grad import GossipGraD
     from thinwire.strategies.gtopk import GTopK
+    from thinwire.strategies.hierarchical_averaging import HierarchicalAveraging
     from thinwire.strategies.oktopk import OkTopK
+    from thinwire.strategies.partial_averaging import PartialAveraging
+    from thinwire.strategies.post_local import PostLocal
     from thinwire.strategies.sasgd import SASGD
     from thinwire.strategies.silent import Silent
     from thinwire.strategies.stochastic_gradient_push import StochasticGradientPush
@@ -26,15 +31,20 @@ if TYPE_CHECKING:
     from thinwire.wire.work import Work, all_of, any_of, in_background, training_thread
 
 __all__ = [
+    "EASGD",
     "SASGD",
     "AllReduce",
     "Bucket",
     "Checkpoint",
     "DiLoCo",
+    "Downpour",
     "GTopK",
     "GossipGraD",
+    "HierarchicalAveraging",
     "Link",
     "OkTopK",
+    "PartialAveraging",
+    "PostLocal",
     "Silent",
     "Stats",
     "StochasticGradientPush",
@@ -73,6 +83,11 @@ _HOMES = {
     "Strategy": "strategies.base",
     "TopK": "strategies.topk",
     "Trickle": "strategies.trickle",
+    "PartialAveraging": "strategies.partial_averaging",
+    "PostLocal": "strategies.post_local",
+    "HierarchicalAveraging": "strategies.hierarchical_averaging",
+    "Downpour": "strategies.downpour",
+    "EASGD": "strategies.easgd",
     "Wire": "wire.wire",
     "Work": "wire.work",
     "all_of": "wire.work",

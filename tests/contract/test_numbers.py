@@ -158,6 +158,7 @@ def test_odd_gradients_in_odd_models(strategy: Strategy, value: float, shape: tu
 
     everyone = run_threads(5, train)
     assert all(bool(weights.isfinite().all()) for weights, _ in everyone)
-    if strategy not in BY_THE_CLOCK:  # which may have numbers under way
+    outer = isinstance(strategy, tw.DiLoCo | tw.Trickle)  # whose outer step moves on by itself
+    if strategy not in BY_THE_CLOCK and not outer:  # which may have numbers under way
         total = sum(float(weights.sum()) - waiting for weights, waiting in everyone) / 5
         assert total == pytest.approx(-5 * value * math.prod(shape), rel=1e-9, abs=1e-320)

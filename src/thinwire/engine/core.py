@@ -207,14 +207,19 @@ class Core:
 
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
-        asked for so many steps ago."""
+        asked for so many steps ago. Where replicas differ others need not know of it: they are told of the
+        error as of any other."""
         names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
         name = next((name for name in names if name), "")
-        mine = torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
-        everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
-        yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
-        rows = everyones.view(-1, _NAME_BYTES)
-        told = [bytes(row.tolist()).decode(errors="replace").strip() for row in rows]
+        told = [""] * self.lane.rank + [name]
+        if self.strategy.replicas_agree:
+            mine = torch.frombuffer(
+                bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8
+            )
+            everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
+            yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
+            rows = everyones.view(-1, _NAME_BYTES)
+            told = [bytes(row.tolist()).decode(errors="replace").strip() for row in rows]
         wrong = ", ".join(f"{name} on worker {rank}" for rank, name in enumerate(told) if name)
         raise NumericError(
             f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "

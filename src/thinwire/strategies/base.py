@@ -107,6 +107,11 @@ class Strategy(Protocol):
         return False
 
     @property
+    def reduces(self) -> bool:
+        """Whether its `reduce` is used with these settings; gradients stay with their worker if not."""
+        return True
+
+    @property
     def period(self) -> int:
         """Steps after which its pattern of messages repeats: whoever measures it measures whole periods."""
         return 1
@@ -164,7 +169,8 @@ class Strategy(Protocol):
 
 def overrides(strategy: Strategy, seam: Seam) -> bool:
     """Whether the strategy has its own version of a seam: others are not called."""
-    return getattr(type(strategy), seam) is not getattr(Strategy, seam)
+    own = getattr(type(strategy), seam) is not getattr(Strategy, seam)
+    return own and (seam != "reduce" or strategy.reduces)
 
 
 def local_norm(max_norm: float, world_size: int) -> float:

@@ -34,6 +34,11 @@ _KNOWN: Mapping[str, str] = {
     "sasgd": "thinwire.strategies.sasgd:SASGD",
     "diloco": "thinwire.strategies.diloco:DiLoCo",
     "trickle": "thinwire.strategies.trickle:Trickle",
+    "partial-averaging": "thinwire.strategies.partial_averaging:PartialAveraging",
+    "post-local": "thinwire.strategies.post_local:PostLocal",
+    "hierarchical-averaging": "thinwire.strategies.hierarchical_averaging:HierarchicalAveraging",
+    "downpour": "thinwire.strategies.downpour:Downpour",
+    "easgd": "thinwire.strategies.easgd:EASGD",
 }
 EXAMPLES = "for example all-reduce:overlap=none, or my_module:MyStrategy:interval=4"
 

@@ -113,6 +113,9 @@ class LocalStrategy(Strategy):
         return state
 
     async def mix(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
+        outer = self.outer(wire.world_size)
+        if wire.world_size == 1 and outer == Outer():
+            return
         spans = state.fragments.due(bucket.index, bucket.step)
         if not spans:
             return
@@ -121,7 +124,6 @@ class LocalStrategy(Strategy):
             await in_background(due=self.delay)
         anchor, target = state.anchors[bucket.index], now.clone()
         velocity = state.velocities[bucket.index] if state.velocities else None
-        outer = self.outer(wire.world_size)
         for start, stop in spans:
             span = slice(start, stop)
             moved = now[span] - anchor[span]

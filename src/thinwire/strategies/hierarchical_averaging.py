@@ -1,0 +1,122 @@
+"""HierarchicalAveraging: models are averaged often among neighbours, and seldom over all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+from thinwire.errors import check
+from thinwire.strategies.base import Bucket, Strategy
+from thinwire.strategies.parts import check_finite
+from thinwire.strategies.settings import check_types
+from thinwire.wire.wire import Wire
+
+Inside = Literal["models", "gradients"]
+Groups = list[list[int]]
+
+
+@dataclass(slots=True)
+class HierarchyState:
+    """Who is in which group; found out at every start."""
+
+    groups: Groups = field(init=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HierarchicalAveraging(Strategy):
+    """Average models inside a group every `inner_interval` steps, and over all every `interval`.
+
+    Where groups are of one size, the mean of all is taken in strips: each worker of a group averages one
+    strip with its counterparts in the other groups, so between groups a worker sends its strip only.
+
+    Reference: Zhou and Cong, A Distributed Hierarchical SGD Algorithm with Sparse Global Reduction, 2019,
+    arXiv:1903.05133.
+    """
+
+    inner_interval: int = 1
+    """Steps between two averagings inside a group."""
+    interval: int = 16
+    """Steps between two averagings over all workers; a multiple of `inner_interval`."""
+    groups: Literal["host", "site"] | int = "site"
+    """Who is in a group: workers of a host, of a site (THINWIRE_SITE), or so many in order of rank."""
+    inside: Inside = "models"
+    """What is averaged inside a group: "models", or "gradients" in every step, which is exact SGD there
+    whatever the optimizer is."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        name, inner = "HierarchicalAveraging", self.inner_interval
+        check(inner >= 1, f"{name}.inner_interval", "1 or more steps", inner)
+        multiple = self.interval >= 1 and self.interval % inner == 0
+        check(multiple, f"{name}.interval", f"a multiple of inner_interval ({inner})", self.interval)
+        check(
+            not isinstance(self.groups, int) or self.groups >= 1, f"{name}.groups", "1 or more", self.groups
+        )
+        once = self.inside == "models" or inner == 1
+        check(once, f"{name}.inner_interval", "1 where gradients are averaged inside", inner)
+
+    @property
+    def period(self) -> int:
+        return self.interval
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> HierarchyState:
+        state = HierarchyState()
+        if isinstance(self.groups, int):
+            ranks, size = list(range(wire.world_size)), self.groups
+            fits = wire.world_size % size == 0
+            rule = f"a number that divides the {wire.world_size} workers"
+            check(fits, "HierarchicalAveraging.groups", rule, size)
+            state.groups = [ranks[first : first + size] for first in range(0, wire.world_size, size)]
+        else:
+            state.groups = wire.hosts() if self.groups == "host" else wire.sites()
+        return state
+
+    @property
+    def reduces(self) -> bool:
+        return self.inside == "gradients"
+
+    async def reduce(self, bucket: Bucket, state: HierarchyState, wire: Wire) -> None:
+        own = _group_of(wire.rank, state.groups)
+        await wire.group(own).all_reduce_(bucket.gradient)
+        bucket.gradient.div_(len(own))
+
+    async def mix(self, bucket: Bucket, state: HierarchyState, wire: Wire) -> None:
+        if wire.world_size == 1:
+            return
+        inside = self.inside == "models" and bucket.step % self.inner_interval == 0
+        everywhere = bucket.step % self.interval == 0
+        if not (inside or everywhere):
+            return
+        flat = check_finite(bucket.read(), bucket)
+        if everywhere:
+            await _mean_of_all_(flat, state.groups, wire)
+        else:
+            own = _group_of(wire.rank, state.groups)
+            await wire.group(own).all_reduce_(flat)
+            flat.div_(len(own))
+        bucket.write_(flat)
+
+
+def _group_of(rank: int, groups: Groups) -> list[int]:
+    return next(group for group in groups if rank in group)
+
+
+async def _mean_of_all_(flat: Tensor, groups: Groups, wire: Wire) -> None:
+    """Overwrite with the mean over all workers: in strips where groups are of one size, else at once."""
+    own = _group_of(wire.rank, groups)
+    size, place = len(own), own.index(wire.rank)
+    if size == 1 or len(groups) == 1 or any(len(group) != size for group in groups):
+        await wire.all_reduce_(flat)
+    else:
+        near = wire.group(own)
+        strips = flat.new_zeros((size, -(-flat.numel() // size)))
+        strips.view(-1)[: flat.numel()] = flat
+        strip = strips[0].clone()
+        await near.reduce_scatter(strips.view(-1), strip)
+        await wire.group([group[place] for group in groups]).all_reduce_(strip)
+        await near.all_gather(strip, strips.view(-1))
+        flat.copy_(strips.view(-1)[: flat.numel()])
+    flat.div_(wire.world_size)
