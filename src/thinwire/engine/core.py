@@ -207,12 +207,12 @@ class Core:
 
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
-        asked for so many steps ago. Where replicas differ others need not know of it: they are told of the
-        error as of any other."""
+        asked for so many steps ago. Where replicas differ not all know of it: who has it raises alone, and
+        the others are told of that as of any error."""
         names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
         name = next((name for name in names if name), "")
         told = [""] * self.lane.rank + [name]
-        if self.strategy.replicas_agree:
+        if self.strategy.replicas_agree or not name:
             mine = torch.frombuffer(
                 bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8
             )

@@ -73,11 +73,11 @@ class CentreStrategy(Strategy):
         index, world_size = bucket.index, wire.world_size
         if world_size == 1 or bucket.step % self.interval:
             return
+        now = check_finite(bucket.read(), bucket)
         if state.waiting[index]:
             state.skipped += 1
             return
         state.waiting[index] = True
-        now = check_finite(bucket.read(), bucket)
         question = self.question(now, index, state)
         await in_background(slack=math.inf)
         answer = await wire.ask(question, to=index % world_size, tag=index)
