@@ -65,8 +65,8 @@ class DiLoCo(LocalStrategy):
             return Largest.of(self.density)
         return None if self.payload == "fp32" else Dense(self.payload)
 
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        return Fragments(numels, self.fragments, self.interval, self.pattern)
+    def cut(self, numels: Sequence[int]) -> Fragments:
+        return Fragments(numels, self.fragments, self.pattern)
 
     def outer(self, world_size: int) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr

@@ -38,5 +38,5 @@ class PartialAveraging(LocalStrategy):
     def period(self) -> int:
         return self.interval
 
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        return Fragments(numels, self.num_fragments, self.interval)
+    def cut(self, numels: Sequence[int]) -> Fragments:
+        return Fragments(numels, self.num_fragments)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.local.base import LocalState, LocalStrategy
-from thinwire.strategies.local.fragments import Fragments
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
@@ -38,9 +36,6 @@ class PostLocal(LocalStrategy):
     @property
     def adapts_in(self) -> int:
         return self.exact_steps
-
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        return Fragments(numels, 1, self.interval)
 
     async def reduce(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
         if bucket.step <= self.exact_steps:

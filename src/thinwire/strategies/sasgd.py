@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from thinwire.errors import check
-from thinwire.strategies.local.base import LocalStrategy, Outer
-from thinwire.strategies.local.fragments import Fragments
+from thinwire.strategies.base import Bucket
+from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
+from thinwire.strategies.local.tuner import FIRST, IntervalTuner
 from thinwire.strategies.settings import check_types
+from thinwire.wire.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,24 +24,35 @@ class SASGD(LocalStrategy):
     Deep-Learning Applications, ICPP 2017.
     """
 
-    interval: int = 8
-    """Steps between two reductions."""
+    interval: int | Literal["auto"] = 8
+    """Steps between two reductions; "auto": as few as let training wait for at most a share of its time."""
+    exposed: float = 0.05
+    """That share, with interval="auto"."""
     global_rate: float | None = None
     """What the sum of all changes is multiplied by: the global learning rate over the local one. None: 1/P,
     which averages the workers' models."""
 
     def __post_init__(self) -> None:
         check_types(self)
-        check(self.interval >= 1, "SASGD.interval", "1 or more steps", self.interval)
+        valid = self.interval == "auto" or self.interval >= 1
+        check(valid, "SASGD.interval", "1 or more steps, or 'auto'", self.interval)
+        check(0 < self.exposed < 1, "SASGD.exposed", "above 0 and below 1", self.exposed)
         valid = self.global_rate is None or self.global_rate > 0
         check(valid, "SASGD.global_rate", "None or a positive number", self.global_rate)
 
     @property
     def period(self) -> int:
-        return self.interval
+        return FIRST if self.interval == "auto" else self.interval
 
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        return Fragments(numels, 1, self.interval)
+    @property
+    def adapts_in(self) -> int:
+        return 16 * FIRST if self.interval == "auto" else 0
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
+        state = LocalStrategy.init(self, buckets, wire)
+        if self.interval == "auto":
+            state.tuner = IntervalTuner(self.exposed, len(buckets))
+        return state
 
     def outer(self, world_size: int) -> Outer:
         return Outer(1.0 if self.global_rate is None else self.global_rate * world_size)

@@ -73,8 +73,8 @@ class Trickle(LocalStrategy):
     def rate_scale(self, world_size: int) -> float:
         return 1 - self.outer_momentum(world_size)
 
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        return Fragments(numels, self.num_fragments, self.interval)
+    def cut(self, numels: Sequence[int]) -> Fragments:
+        return Fragments(numels, self.num_fragments)
 
     def outer(self, world_size: int) -> Outer:
         return Outer(1.0, self.outer_momentum(world_size))

@@ -134,10 +134,10 @@ def _due_by_step(strategy: tw.DiLoCo, model: nn.Module, interval: int) -> list[T
             start += parameter.numel()
     link = tw.attach(model, torch.optim.SGD(model.parameters()), strategy, bucket_bytes=BUCKET_BYTES)
     buckets = link._core.buckets
-    fragments = strategy.schedule([bucket.num_parameters for bucket in buckets])
+    fragments = strategy.cut([bucket.num_parameters for bucket in buckets])
     found = []
     for step in range(interval):
-        parts = [b.read()[slice(*span)] for b in buckets for span in fragments.due(b.index, step)]
+        parts = [b.read()[slice(*span)] for b in buckets for span in fragments.due(b.index, step, interval)]
         found.append(torch.cat([torch.zeros(0), *parts]).long())
     link.detach()
     return found
@@ -294,7 +294,7 @@ def trained_bytes(strategy: Strategy) -> int:
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: tw.SASGD(interval=0), r"SASGD.interval must be 1 or more steps, got 0"),
+        (lambda: tw.SASGD(interval=0), r"SASGD.interval must be 1 or more steps, or 'auto', got 0"),
         (lambda: tw.SASGD(global_rate=-1.0), "SASGD.global_rate"),
         (lambda: tw.DiLoCo(interval=4, fragments=5), r"DiLoCo.fragments must be 1 to interval \(4\), got 5"),
         (lambda: tw.DiLoCo(interval=4, delay=5), "DiLoCo.delay"),

@@ -2,7 +2,7 @@
 
 Every worker holds the same anchor. When a part of the model is due, what local steps have changed in it is
 averaged over workers, an outer step moves the anchor by that mean, and workers go on from there. Strategies
-of this family say when and which part (`schedule`), how it looks on the wire (`codec`), among whom
+of this family say when and which part (`period`, `cut`), how it looks on the wire (`codec`), among whom
 (`share_`), and what the outer step is (`outer`).
 """
 
@@ -17,9 +17,10 @@ from typing import NamedTuple
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
-from thinwire.strategies.base import Bucket, Strategy
-from thinwire.strategies.local.fragments import Fragments
+from thinwire.strategies.base import SAME, Bucket, Strategy
+from thinwire.strategies.local.fragments import Fragments, Span
 from thinwire.strategies.local.reduction import encoded_mean_, mean_
+from thinwire.strategies.local.tuner import IntervalTuner
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import in_background, training_thread
@@ -52,9 +53,18 @@ class LocalState:
     """Of the outer step; empty if it has no momentum."""
     residuals: list[Tensor]
     """Changes that were not shown to others yet; empty without a codec."""
+    interval: int = field(metadata=SAME)
+    """Steps after which a part is due again."""
+    origin: int = field(default=0, metadata=SAME)
+    """The step from which these intervals are counted."""
     distance: float = 0.0
     """How far this worker was from the mean when parts were last synchronized, relative to their size."""
     fragments: Fragments = field(init=False, repr=False)
+    tuner: IntervalTuner | None = field(init=False, repr=False, default=None)
+
+    def due(self, bucket: Bucket) -> list[Span]:
+        """The parts of a bucket to synchronize now."""
+        return self.fragments.due(bucket.index, bucket.step - self.origin, self.interval)
 
     def note_distance(self, apart: float, size: float) -> None:
         """From squares; an average over about the last ten parts."""
@@ -67,9 +77,15 @@ class LocalStrategy(Strategy):
 
     # -- what each of them says ---------------------------------------------------------------------
 
+    @property
     @abstractmethod
-    def schedule(self, numels: Sequence[int]) -> Fragments:
-        """When each part of buckets with so many numbers is synchronized."""
+    def period(self) -> int:
+        """Steps after which a part of the model is due again, to begin with."""
+
+    def cut(self, numels: Sequence[int]) -> Fragments:
+        """The parts that buckets with so many numbers are synchronized in; all at once unless said
+        otherwise."""
+        return Fragments(numels)
 
     def outer(self, world_size: int) -> Outer:
         """The outer step; plain averaging unless said otherwise."""
@@ -108,17 +124,19 @@ class LocalStrategy(Strategy):
             velocities = [bucket.zeros("velocity", on_resize="same") for bucket in buckets]
         if self.codec is not None:
             residuals = [bucket.zeros("residual", on_resize="sum", part="large") for bucket in buckets]
-        state = LocalState(anchors, velocities, residuals)
-        state.fragments = self.schedule([bucket.num_parameters for bucket in buckets])
+        state = LocalState(anchors, velocities, residuals, self.period)
+        state.fragments = self.cut([bucket.num_parameters for bucket in buckets])
         return state
 
     async def mix(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
         outer = self.outer(wire.world_size)
         if wire.world_size == 1 and outer == Outer():
             return
-        spans = state.fragments.due(bucket.index, bucket.step)
+        spans = state.due(bucket)
         if not spans:
             return
+        if state.tuner is not None:
+            await state.tuner.begin(bucket, state, wire)
         now = check_finite(bucket.read(), bucket)
         if self.delay:
             await in_background(due=self.delay)
@@ -139,9 +157,11 @@ class LocalStrategy(Strategy):
             bucket.add_(target.sub_(now))  # what was changed meanwhile stays
         else:
             bucket.write_(target)
+        if state.tuner is not None:
+            state.tuner.end(bucket, wire.now())
 
     def instruments(self, state: LocalState) -> Mapping[str, float]:
-        return {"consensus_distance": state.distance}
+        return {"interval": state.interval, "consensus_distance": state.distance}
 
 
 def _square(data: Tensor) -> float:

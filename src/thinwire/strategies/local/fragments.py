@@ -18,27 +18,30 @@ STRIDES = 4
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """The model cut into `count` fragments, each synchronized every `interval` steps, evenly spread in time.
+    """The model cut into `count` fragments of equal size.
 
-    >>> thirds = Fragments([6, 6], count=3, interval=3)
-    >>> thirds.due(bucket=0, step=1), thirds.due(bucket=1, step=1)
+    >>> thirds = Fragments([6, 6], count=3)
+    >>> thirds.due(bucket=0, step=1, interval=3), thirds.due(bucket=1, step=1, interval=3)
     ([(4, 6)], [(0, 2)])
     """
 
     numels: Sequence[int]
     """Numbers in every bucket."""
-    count: int
-    interval: int
+    count: int = 1
     pattern: Pattern = "sequential"
     """A fragment is one piece of the model, or pieces from all over it."""
 
-    def due(self, bucket: int, step: int) -> list[Span]:
-        """The parts of a bucket to synchronize after a step, counted from 1."""
+    def due(self, bucket: int, step: int, interval: int) -> list[Span]:
+        """The parts of a bucket to synchronize after a step, where each is due every `interval` steps, evenly
+        spread in time."""
+        turns = [fragment * interval // self.count for fragment in range(self.count)]
+        if step % interval not in turns:
+            return []
         before = [0, *accumulate(self.numels)]
         pieces = self.count * (STRIDES if self.pattern == "strided" else 1)
         found: list[Span] = []
         for piece in range(pieces):
-            if not self._is_due(piece % self.count, step):
+            if turns[piece % self.count] != step % interval:
                 continue
             bounds = (before[-1] * piece // pieces, before[-1] * (piece + 1) // pieces)
             start, stop = (min(max(at - before[bucket], 0), self.numels[bucket]) for at in bounds)
@@ -47,9 +50,6 @@ class Fragments:
             elif start < stop:
                 found.append((start, stop))
         return found
-
-    def _is_due(self, fragment: int, step: int) -> bool:
-        return step % self.interval == fragment * self.interval // self.count
 
 
 def check_fragments(owner: str, interval: int, fragments: int, delay: int) -> None:
