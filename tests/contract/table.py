@@ -18,6 +18,7 @@ STRATEGIES: list[Strategy] = [
     tw.OkTopK(density=0.05, payload="bf16"),
     tw.SASGD(interval=4),
     tw.DiLoCo(interval=3, fragments=2, delay=2, payload="int4"),
+    tw.DiLoCo(interval=2, gossip=True),
     tw.Trickle(interval=2, density=0.1),
     tw.PartialAveraging(interval=2),
     tw.PostLocal(exact_steps=5, interval=4),

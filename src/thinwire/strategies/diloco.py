@@ -6,12 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+from torch import Tensor
+
 from thinwire.compress.codec import Codec, Dense, Largest
 from thinwire.compress.payload import ChangePayload
 from thinwire.errors import check
-from thinwire.strategies.local.base import LocalStrategy, Outer
+from thinwire.strategies.base import Bucket
+from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.fragments import Fragments, Pattern, check_fragments
 from thinwire.strategies.settings import check_types
+from thinwire.topology import Schedule
+from thinwire.wire.wire import Wire
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +28,7 @@ class DiLoCo(LocalStrategy):
     synchronized in turn (Streaming DiLoCo).
 
     Reference: Douillard et al., DiLoCo, 2023, arXiv:2311.08105, and Streaming DiLoCo with overlapping
-    communication, 2025, arXiv:2501.18512.
+    communication, 2025, arXiv:2501.18512; with `gossip`, Kolehmainen et al., NoLoCo, 2025, arXiv:2506.10911.
     """
 
     interval: int = 50
@@ -41,6 +47,9 @@ class DiLoCo(LocalStrategy):
     sent later."""
     density: float = 1.0
     """Part of the changes that is sent, the largest; then values have 8 bits."""
+    gossip: bool = False
+    """Average with one peer, another one each time, instead of with all (NoLoCo): anchors differ then, and
+    every outer step pulls them together."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -54,6 +63,8 @@ class DiLoCo(LocalStrategy):
             self.outer_momentum,
         )
         check(0 < self.density <= 1, "DiLoCo.density", "above 0 and at most 1", self.density)
+        plain = not self.gossip or (self.payload == "fp32" and self.density == 1)
+        check(plain, "DiLoCo.gossip", "False with a payload or density that rounds", self.gossip)
 
     @property
     def period(self) -> int:
@@ -67,6 +78,20 @@ class DiLoCo(LocalStrategy):
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.fragments, self.pattern)
+
+    async def share_(self, moved: Tensor, bucket: Bucket, start: int, state: LocalState, wire: Wire) -> None:
+        if not self.gossip:
+            await LocalStrategy.share_(self, moved, bucket, start, state, wire)
+            return
+        anchor = state.anchors[bucket.index][start : start + moved.numel()]
+        peers = Schedule("dissemination", wire.world_size, seed=0).peers(
+            wire.rank, bucket.step // self.interval
+        )
+        ours = torch.cat([moved, anchor])
+        theirs = torch.empty_like(ours)
+        await wire.exchange(send=ours, to=peers.to, recv=theirs, source=peers.source, tag=bucket.index)
+        their_moved, their_anchor = theirs.chunk(2)
+        moved.add_(their_moved).add_(their_anchor).sub_(anchor).div_(2)
 
     def outer(self, world_size: int) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr

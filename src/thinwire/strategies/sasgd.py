@@ -9,7 +9,7 @@ from typing import Literal
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
-from thinwire.strategies.local.tuner import FIRST, IntervalTuner
+from thinwire.strategies.local.tuner import FIRST, MOST, IntervalTuner
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
@@ -42,7 +42,7 @@ class SASGD(LocalStrategy):
 
     @property
     def period(self) -> int:
-        return FIRST if self.interval == "auto" else self.interval
+        return MOST if self.interval == "auto" else self.interval  # several of those it finds
 
     @property
     def adapts_in(self) -> int:
@@ -51,6 +51,7 @@ class SASGD(LocalStrategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         state = LocalStrategy.init(self, buckets, wire)
         if self.interval == "auto":
+            state.interval = FIRST
             state.tuner = IntervalTuner(self.exposed, len(buckets))
         return state
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -251,7 +251,11 @@ class LocalLane:
                 del self._channel.collectives[number]
                 came = [collective.came[rank] for rank in sorted(collective.came)]
                 if not data.is_meta:
-                    _compute(op, [data for data, _, _ in came], [out for _, out, _ in came], source=source)
+                    outputs = {rank: out for rank, (_, out, _) in collective.came.items()}
+                    inputs = [data for data, _, _ in came]
+                    while len(inputs) < self.world_size:  # those that others act for
+                        inputs.append(inputs[len(inputs) % len(came)])
+                    _compute(op, inputs, outputs, source=source)
         if collective.what != what:
             hint = "all workers must run the same strategy with the same settings on the same model"
             message = f"worker {self.rank} does {what} where another does {collective.what}"
@@ -272,23 +276,23 @@ class LocalLane:
             raise NotAlike(f"{what} differ from worker to worker")
 
 
-def _compute(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, source: int = 0) -> None:
-    """Do a collective for everybody, now that everybody has come; both lists are in order of rank.
+def _compute(op: Op, inputs: Sequence[Tensor], outputs: Mapping[int, Tensor], *, source: int = 0) -> None:
+    """Do a collective for everybody, now that everybody has come; outputs are by rank.
 
     An output is its own input (all-reduce, broadcast) or shares no memory with any.
     """
     world_size = len(inputs)
     if op == "broadcast":
-        for rank, out in enumerate(outputs):
+        for rank, out in outputs.items():
             if rank != source:
                 out.copy_(inputs[source].detach())
     elif op == "all_gather":
-        for out in outputs:
+        for out in outputs.values():
             for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
                 part.copy_(data.detach().view(-1))
     elif op == "all_to_all":
         sent = [data.detach().view(-1).chunk(world_size) for data in inputs]
-        for rank, out in enumerate(outputs):
+        for rank, out in outputs.items():
             for part, parts in zip(out.view(-1).chunk(world_size), sent, strict=True):
                 part.copy_(parts[rank])
     else:
@@ -296,5 +300,5 @@ def _compute(op: Op, inputs: Sequence[Tensor], outputs: Sequence[Tensor], *, sou
         for data in inputs[1:]:
             total += data.detach()
         shares = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
-        for out, part in zip(outputs, shares, strict=True):
-            out.copy_(part.view_as(out))
+        for rank, out in outputs.items():
+            out.copy_(shares[rank].view_as(out))

@@ -307,3 +307,18 @@ def trained_bytes(strategy: Strategy) -> int:
 def test_wrong_settings_are_refused(make: Callable[[], Strategy], said: str) -> None:
     with pytest.raises(SettingError, match=said):
         make()
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+def test_diloco_among_peers_keeps_workers_together(world_size: int) -> None:
+    strategy = tw.DiLoCo(interval=2, gossip=True, outer_lr=1.0, outer_momentum=0.5)
+    together, alone = (trained(each, world_size, 40) for each in (strategy, tw.Silent()))
+    apart = [torch.stack([w[0] for w in workers]).std(0).norm() for workers in (together, alone)]
+    assert apart[0] < 0.5 * apart[1]
+
+
+def test_diloco_among_two_peers_is_diloco() -> None:
+    """Both anchors stay the same, so the pull between them is nothing."""
+    ours, theirs = (trained(tw.DiLoCo(interval=2, gossip=gossip), 2, 9) for gossip in (True, False))
+    for a, b in zip(ours, theirs, strict=True):
+        assert_close(a, b)

@@ -48,7 +48,7 @@ class LocalState:
     """One worker's state; lists are in the order of buckets."""
 
     anchors: list[Tensor]
-    """The parameters all workers last had in common."""
+    """The parameters all workers last had in common; with a peer only, this worker's part in that."""
     velocities: list[Tensor]
     """Of the outer step; empty if it has no momentum."""
     residuals: list[Tensor]
@@ -80,7 +80,7 @@ class LocalStrategy(Strategy):
     @property
     @abstractmethod
     def period(self) -> int:
-        """Steps after which a part of the model is due again, to begin with."""
+        """Steps after which a part of the model is due again."""
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         """The parts that buckets with so many numbers are synchronized in; all at once unless said
