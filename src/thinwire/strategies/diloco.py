@@ -48,8 +48,8 @@ class DiLoCo(LocalStrategy):
     density: float = 1.0
     """Part of the changes that is sent, the largest; then values have 8 bits."""
     gossip: bool = False
-    """Average with one peer, another one each time, instead of with all (NoLoCo): anchors differ then, and
-    every outer step pulls them together."""
+    """Average with one peer, another one each time, instead of with all (NoLoCo): anchors differ then,
+    and are averaged too."""
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -91,7 +91,8 @@ class DiLoCo(LocalStrategy):
         theirs = torch.empty_like(ours)
         await wire.exchange(send=ours, to=peers.to, recv=theirs, source=peers.source, tag=bucket.index)
         their_moved, their_anchor = theirs.chunk(2)
-        moved.add_(their_moved).add_(their_anchor).sub_(anchor).div_(2)
+        moved.lerp_(their_moved, 0.5)
+        anchor.lerp_(their_anchor, 0.5)  # not by the outer step, whose momentum would make it overshoot
 
     def outer(self, world_size: int) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr
