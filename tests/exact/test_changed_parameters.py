@@ -14,7 +14,7 @@ from tests.contract.table import BY_THE_CLOCK, STRATEGIES
 from tests.exact.compare import Arrays, arrays, same_bits
 from tests.exact.place import BUCKET_BYTES, Place, in_threads, loss_of, net, sgd
 from tests.worlds import run_processes, run_threads
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.bucket_plan import make_buckets
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.errors import PeerLost, ThinwireError, UsageError
 from thinwire.strategies.base import Strategy

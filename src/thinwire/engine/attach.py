@@ -19,7 +19,8 @@ from thinwire.engine.arguments import (
     describe_optimizer,
     unwrapped,
 )
-from thinwire.engine.buckets import local, make_buckets
+from thinwire.engine.bucket_plan import make_buckets
+from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
