@@ -60,7 +60,7 @@ def outcomes(trials: Sequence[Trial], folder: Path, num_labs: int) -> Iterator[d
     waiting = {trial.number: (trial, place, thread) for share, place, thread in labs for trial in share}
     while waiting:
         for trial, place, thread in list(waiting.values()):
-            if (place / f"{trial.number}-over-0").exists():
+            if (place / f"{trial.number}-written-0").exists():
                 del waiting[trial.number]
                 yield judge(trial, {rank: _events(place, trial, rank) for rank in trial.ranks})
             elif problems or not thread.is_alive():

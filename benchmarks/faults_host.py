@@ -168,6 +168,7 @@ def main() -> None:
         if host in trial.hosts:
             host_trial(trial, trial.hosts.index(host), meeting, control, folder)
         meeting.meet(f"{trial.number}-over")
+        meeting.say(f"{trial.number}-written")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,6 +40,8 @@ STRATEGIES = (
     "gtopk:density=0.01",
     "oktopk:density=0.01",
 )
+WAITLESS = ("silent", "stochastic-gradient-push")
+"""Strategies under which nobody waits for anybody in a step: there, whoever has fewer steps waits in detach."""
 PHASES = ("before attach", "forward", "backward", "optimizer step", "saving", "before detach", "in detach")
 STYLES = ("with", "finally", "bare")
 """How a script leaves its link: `with`, `finally: link.detach()`, or not at all."""
@@ -96,13 +98,13 @@ class Trial:
             return list(self.ranks)
         return [rank for rank in self.ranks if rank != self.victim]
 
-    def exit_code(self, rank: int, raised: bool) -> int:
-        """With which a script of this style is to end."""
+    def exit_code(self, rank: int, found: Collection[str]) -> int:
+        """With which a script of this style is to end, after these events."""
         if rank == self.victim and self.kind == "sys.exit":
             return 3
-        if rank == self.victim and self.kind == "exception":
-            return 1
-        return 0 if not raised else 7 if self.style == "finally" else 1
+        if "done" in found or "error" not in found:
+            return 0
+        return 7 if self.style == "finally" and not (rank == self.victim and self.kind == "exception") else 1
 
 
 def draw(count: int, seed: int) -> list[Trial]:
@@ -120,18 +122,23 @@ def _draw(number: int, kind: str, dice: random.Random) -> Trial:
         hosts = dice.sample(here, dice.randint(1, 3)) + dice.sample(there, dice.randint(1, 3))
         dice.shuffle(hosts)
     victim = 0 if "store's" in kind else dice.randrange(len(hosts))
-    # A worker that stands still before it attaches may as well be loading its data: nobody can tell.
-    phases = [each for each in PHASES if each != "before attach" or kind not in ("stop", *HARMLESS)]
+    # A worker that stands still or is cut off before it attaches may be loading its data: nobody can tell.
+    phases = [each for each in PHASES if each != "before attach" or kind not in ("stop", *HARMLESS, *CUTS)]
     if kind == "fewer steps":
         phases = ["forward"]
     if kind in ("exception", "sys.exit", *HARMLESS):
-        phases = [each for each in phases if each != "in detach"]
+        phases.remove("in detach")
+    if kind == "sys.exit":
+        phases.remove("before detach")  # that is how a script may end
     phase, step = dice.choice(phases), dice.randint(2, 12)
+    strategy = STRATEGIES[(number + number // len(STRATEGIES)) % len(STRATEGIES)]
+    if kind == "fewer steps" and strategy in WAITLESS:
+        strategy = "gossip-grad"
     store = "worker" if kind == "kill the store's worker" else dice.choice(("worker", "worker", "agent"))
     return Trial(
         number=number,
         kind=kind,
-        strategy=STRATEGIES[(number + number // len(STRATEGIES)) % len(STRATEGIES)],
+        strategy=strategy,
         hosts=tuple(hosts),
         victim=victim,
         phase=phase,
@@ -156,7 +163,7 @@ def judge(trial: Trial, workers: Mapping[int, Sequence[Mapping[str, Any]]]) -> d
         if error is not None:
             line["errors"][rank] = [error["type"], error["rank"], error["text"]]
         if rank not in trial.survivors():
-            if trial.kind in ("exception", "sys.exit") and end["code"] != trial.exit_code(rank, True):
+            if trial.kind in ("exception", "sys.exit") and end["code"] != trial.exit_code(rank, found):
                 wrong.append(f"victim ends with code {end['code']}")
             continue
         line["ended_s"][rank] = round(end["at_s"] - times[0], 2)
@@ -164,7 +171,7 @@ def judge(trial: Trial, workers: Mapping[int, Sequence[Mapping[str, Any]]]) -> d
             line["raised_s"][rank] = round(error["at_s"] - times[0], 2)
         if end["killed"] or line["ended_s"][rank] > HANG_S:
             wrong.append(f"{rank} hangs")
-        elif end["code"] != trial.exit_code(rank, error is not None):
+        elif end["code"] != trial.exit_code(rank, found):
             wrong.append(f"{rank} ends with code {end['code']}")
         if error is None and "done" not in found and not end["killed"]:
             wrong.append(f"{rank} says nothing")

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 import thinwire as tw
 from benchmarks.faults_trials import CUTS, HOSTS_PER_SITE, Trial
 from thinwire.engine.link import Link
+from thinwire.errors import PeerError
 from thinwire.strategies.registry import from_text
 
 PAUSE_S = 0.002
@@ -96,9 +97,10 @@ def run(trial: Trial, rank: int, host: Connection[Any, Any], log: Path) -> None:
     """What the script of one worker does; the exit code is that of its interpreter."""
     torch.set_num_threads(1)
     torch.manual_seed(rank)
+    sys.unraisablehook = partial(_note_late_error, log)
     try:
         _train(trial, Fault(trial, rank, host, log), rank, log)
-    except tw.PeerError as error:
+    except PeerError as error:
         _note_error(log, error)
         if trial.style == "finally":
             sys.exit(7)
@@ -175,6 +177,13 @@ def _loop(
     except BaseException as error:
         _note_error(log, error)  # when it leaves the loop: what follows is leaving
         raise
+
+
+def _note_late_error(log: Path, unraisable: Any) -> None:
+    """In a script without `detach`, which has ended: the interpreter only prints it."""
+    sys.__unraisablehook__(unraisable)
+    if unraisable.exc_value is not None:
+        _note_error(log, unraisable.exc_value)
 
 
 def _note_error(log: Path, error: BaseException) -> None:

@@ -341,6 +341,8 @@ class Link:
             )
 
     def _before_step(self) -> None:
+        if (lost := self._core.lane.lost) is not None:  # a strategy that waits for nobody would train on alone
+            raise lost
         self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:

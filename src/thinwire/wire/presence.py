@@ -1,0 +1,66 @@
+"""Who of a process group comes to attach, and who dies before: told by the group's own connections.
+
+Until all have met, nobody has a connection of ours that could break, and a worker that is dead looks like one
+that still loads its data. The Gloo group that a user's script has started connects them already: each worker
+says over it that it has come, and waits for the others in order of rank. A wait for a dead one fails at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from thinwire.errors import PeerLost
+
+_TAG = 0x7477
+"""Of messages from one worker to another, unlike those of users."""
+
+
+class Presence:
+    """Waits in a thread of its own; `lost` is who has died. Without Gloo in the group it does nothing."""
+
+    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+        self.lost: PeerLost | None = None
+        self._deadline = time.monotonic() + timeout_s
+        self._thread = threading.Thread(target=self._run, args=(group,), name="thinwire-presence", daemon=True)
+        self._thread.start()
+
+    def join(self, timeout_s: float) -> None:
+        """Until all have come, or one is lost."""
+        self._thread.join(timeout_s)
+
+    def _run(self, group: dist.ProcessGroup) -> None:
+        try:
+            backend: Any = group._get_backend(torch.device("cpu"))
+        except RuntimeError:
+            return
+        if not isinstance(backend, dist.ProcessGroupGloo):
+            return
+        others = [rank for rank in range(backend.size()) if rank != backend.rank()]
+        sends = dict[int, Any]()
+        other = -1
+        try:
+            for other in others:
+                sends[other] = backend.send([torch.zeros(1)], other, _TAG)
+            for other in others:
+                self._wait(backend.recv([torch.zeros(1)], other, _TAG))
+            for other, send in sends.items():  # dropped before the peer takes it, it would not arrive
+                self._wait(send)
+        except RuntimeError as error:
+            self._lose(other, error)
+
+    def _wait(self, handle: Any) -> None:
+        handle.wait(timedelta(seconds=max(0.01, self._deadline - time.monotonic())))
+
+    def _lose(self, rank: int, error: RuntimeError) -> None:
+        if time.monotonic() < self._deadline:  # otherwise it is late, as others will say
+            self.lost = PeerLost(
+                f"worker {rank} has ended after the process group was started and before it attached",
+                rank=rank,
+                hint=f"see that worker's own output ({str(error).splitlines()[0]})",
+            )
