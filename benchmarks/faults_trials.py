@@ -134,6 +134,11 @@ def _draw(number: int, kind: str, dice: random.Random) -> Trial:
     strategy = STRATEGIES[(number + number // len(STRATEGIES)) % len(STRATEGIES)]
     if kind == "fewer steps" and strategy in WAITLESS:
         strategy = "gossip-grad"
+    styles = STYLES
+    if phase == "saving":
+        styles = ("with",)
+    if kind == "exception" and phase == "before detach":
+        styles = ("with", "bare")  # with `finally: link.detach()` everybody is through, and leaves well
     store = "worker" if kind == "kill the store's worker" else dice.choice(("worker", "worker", "agent"))
     return Trial(
         number=number,
@@ -144,7 +149,7 @@ def _draw(number: int, kind: str, dice: random.Random) -> Trial:
         phase=phase,
         step=step,
         seconds=round(dice.uniform(1, 6 if kind == "stop and continue" else 3), 1),
-        style="with" if phase == "saving" else dice.choice(STYLES),
+        style=dice.choice(styles),
         store=store,
     )
 

@@ -114,6 +114,8 @@ def run(trial: Trial, rank: int, host: Connection[Any, Any], log: Path) -> None:
 def _train(trial: Trial, fault: Fault, rank: int, log: Path) -> None:
     if trial.phase == "before attach" or rank % 2 == trial.number % 2:  # otherwise attach starts the group
         dist.init_process_group("gloo")
+    if trial.phase == "before attach":
+        _wait_for_groups(trial, rank, log)
     fault.at("before attach")
     model = Net(fault)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -138,6 +140,14 @@ def _train(trial: Trial, fault: Fault, rank: int, log: Path) -> None:
 
 
 _kept: Link | None = None
+
+
+def _wait_for_groups(trial: Trial, rank: int, log: Path) -> None:
+    """Until all have started theirs, which is torch's business."""
+    started = [log.with_name(f"{trial.number}-{each}.started") for each in trial.ranks]
+    started[rank].touch()
+    while rank == trial.victim and not all(path.exists() for path in started):
+        time.sleep(0.01)
 
 
 def _act_in_detach(link: Link, fault: Fault) -> None:

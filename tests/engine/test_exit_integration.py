@@ -15,7 +15,7 @@ import thinwire as tw
 from tests.contract.training import model_and_optimizer, step_once
 from tests.worlds import exit_codes
 from thinwire.engine.link import Link
-from thinwire.errors import PeerError
+from thinwire.errors import PeerError, PeerLost
 from thinwire.wire import backend, watch
 
 pytestmark = pytest.mark.processes
@@ -74,16 +74,17 @@ def test_who_exits_with_a_code_keeps_it_and_others_fail() -> None:
 def block_while_connecting() -> None:
     """As a lane does whose peer is cut off, which nothing can end."""
     link = train("AllReduce")
-    connect = backend._connect
-    if link.rank == 0:
-        backend._COME_BACK_S = 0.1
-        backend._connect = lambda *args: time.sleep(1000) or connect(*args)
-        link._core.lane.lane("another").collective("all_reduce", torch.zeros(1), torch.zeros(1))
     try:
-        raise ArithmeticError("the batch was bad")
-    except ArithmeticError as error:
+        if link.rank == 0:
+            backend._COME_BACK_S = 0.1
+            backend._connect = lambda *_: time.sleep(1000)  # type: ignore[assignment, return-value]
+            link._core.lane.lane("another").collective("all_reduce", torch.zeros(1), torch.zeros(1))
+            raise PeerLost("worker 1 is lost", rank=1)
+        link.all_reduce([1.0])
+    except PeerLost as error:
+        link._core.lane.abort(error)
         link.__exit__(type(error), error, None)
-    sys.exit(5)
+        sys.exit(5)
 
 
 def test_who_is_blocked_in_a_backend_for_good_ends_with_its_code() -> None:

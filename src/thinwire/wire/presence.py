@@ -7,7 +7,6 @@ says over it that it has come, and waits for the others in order of rank. A wait
 
 from __future__ import annotations
 
-import threading
 import time
 from datetime import timedelta
 from typing import Any
@@ -16,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import PeerLost
+from thinwire.wire.waiters import Waiters
 
 _TAG = 0x7477
 """Of messages from one worker to another, unlike those of users."""
@@ -27,12 +27,12 @@ class Presence:
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self.lost: PeerLost | None = None
         self._deadline = time.monotonic() + timeout_s
-        self._thread = threading.Thread(target=self._run, args=(group,), name="thinwire-presence", daemon=True)
-        self._thread.start()
+        self._waiters = Waiters("thinwire-presence", limit=1)
+        self._waiters.submit(lambda: self._run(group))
 
-    def join(self, timeout_s: float) -> None:
+    def join(self) -> None:
         """Until all have come, or one is lost."""
-        self._thread.join(timeout_s)
+        self._waiters.stop(self._deadline)
 
     def _run(self, group: dist.ProcessGroup) -> None:
         try:

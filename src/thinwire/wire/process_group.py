@@ -318,7 +318,7 @@ def connect(
             lane.connect()
         except RuntimeError as error:
             raise watch.explain(error) from error
-        presence.join(timeout_s)
+        presence.join()
         return lane
 
     return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
@@ -329,23 +329,26 @@ def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerErro
     is cut off; or the error `lost`, should there be one before."""
     results: list[T] = []
     errors: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             results.append(call())
         except BaseException as error:  # noqa: BLE001  # raised below
             errors.append(error)
+        ended.set()
 
-    thread = threading.Thread(target=run, name="thinwire-connect", daemon=True)
-    thread.start()
+    waiters = Waiters("thinwire-connect", limit=1)
+    waiters.submit(run)
     deadline, cause = time.monotonic() + timeout_s, lost()
-    while thread.is_alive() and cause is None and time.monotonic() < deadline:
-        thread.join(_LOOK_S)
+    while cause is None and not ended.wait(_LOOK_S) and time.monotonic() < deadline:
         cause = lost()
     told_by = time.monotonic() + _NOTICE_S  # a death breaks several connections, one after another
     while errors and cause is None and time.monotonic() < told_by:
         time.sleep(_LOOK_S)
         cause = lost()
+    if ended.is_set():
+        waiters.stop()
     if results:
         return results[0]
     if cause is not None:
