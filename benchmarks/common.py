@@ -49,7 +49,7 @@ class ResultFile:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.path = self._new()
         content = {"begin": self.begin, "end": provenance(), **result}
-        text = json.dumps({**content, **dict.fromkeys(lists, [])}, indent=1, default=str)
+        text = json.dumps({**content, **{name: [] for name in lists}}, indent=1, default=str)
         for name, items in lists.items():
             lines = ",\n  ".join(json.dumps(item, default=str) for item in items)
             text = text.replace(f'"{name}": []', f'"{name}": [\n  {lines}\n ]')

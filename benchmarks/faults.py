@@ -3,9 +3,9 @@
     python -m benchmarks.faults --count 300
 
 Draws faults from a seed: what happens, to whom, where in the training, under which strategy. Each trial is a
-training with real processes on 2 to 6 emulated hosts at 200 Mbit/s, with the silence and time-out that `attach`
-has by default. Right is: no worker that is left hangs (60 s after the fault), each raises an error that names
-the culprit, and its script ends with the exit code it should have.
+training with real processes on 2 to 6 emulated hosts at 200 Mbit/s, with attach's own silence and time-out.
+Right is: no worker that is left hangs (60 s after the fault), each raises an error that names the culprit,
+and its script ends with the exit code it should have.
 """
 
 from __future__ import annotations
@@ -72,16 +72,27 @@ def _events(place: Path, trial: Trial, rank: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (place / f"{trial.number}-{rank}.log").read_text().splitlines()]
 
 
+def worst(lines: Sequence[dict[str, Any]], key: str) -> str:
+    """The longest time of any worker, in seconds."""
+    return f"{max((seconds for line in lines for seconds in line[key].values()), default=0.0):.1f}"
+
+
 def print_table(lines: Sequence[dict[str, Any]]) -> None:
     print_head("fault", "trials", "hangs", "culprit named by all", "s to the error", "s to the end", "wrong")
     for kind in [*KINDS, "all"]:
         some = [line for line in lines if kind in (line["kind"], "all")]
         hangs = sum(any("hangs" in each for each in line["wrong"]) for line in some)
-        unnamed = [line for line in some if any("names" in w or "nothing" in w for w in line["wrong"])]
-        named = "no error" if kind in HARMLESS else len(some) - len(unnamed)
-        worst = [max((s for line in some for s in line[key].values()), default=0.0) for key in ("raised_s", "ended_s")]
+        harmful = [line for line in some if line["kind"] not in HARMLESS]
+        named = [line for line in harmful if not any("name" in w or "nothing" in w for w in line["wrong"])]
+        told = f"{len(named)} of {len(harmful)}" if harmful else "no error"
         wrong = sum(bool(line["wrong"]) for line in some)
-        print_row(kind, len(some), hangs, named, *(f"{each:.1f}" for each in worst), wrong)
+        print_row(kind, len(some), hangs, told, worst(some, "raised_s"), worst(some, "ended_s"), wrong)
+
+
+def summary(line: dict[str, Any]) -> str:
+    what = f"{line['kind']} of {line['victim']} in {len(line['hosts'])}, {line['phase']}, {line['strategy']}"
+    times = f"raised {worst([line], 'raised_s')} s, ended {worst([line], 'ended_s')} s"
+    return f"#{line['number']} {what}: {times}, {'; '.join(line['wrong']) or 'right'}"
 
 
 def main() -> None:
@@ -100,9 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for line in outcomes(trials, Path(scratch), min(arguments.labs, len(trials))):
             lines.append(line)
-            what = f"{line['kind']} of {line['victim']} in {len(line['hosts'])}, {line['phase']}, {line['strategy']}"
-            times = f"raised {max(line['raised_s'].values(), default=0):.1f} s, ended {max(line['ended_s'].values(), default=0):.1f} s"
-            note(f"{len(lines)}/{len(trials)} #{line['number']} {what}: {times} {'; '.join(line['wrong']) or 'right'}")
+            note(f"{len(lines)}/{len(trials)} {summary(line)}")
             if line["wrong"] and arguments.keep:
                 _keep(Path(scratch), line["number"], arguments.keep)
     lines.sort(key=lambda line: line["number"])

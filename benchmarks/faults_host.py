@@ -1,5 +1,6 @@
-"""A host of `benchmarks.faults`: forks a worker for each trial, does to it what it cannot do itself, and keeps
-time. Run by the lab on every host, which stays for many trials.
+"""A host of `benchmarks.faults`: forks a worker for each trial, helps with its fault, and keeps time.
+
+Run by the lab on every host, which stays for many trials:
 
     python -m benchmarks.faults_host FOLDER
 
@@ -17,6 +18,8 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any
@@ -33,30 +36,25 @@ LIMIT_S = 85.0
 """For a whole trial: start, fault, and the time after which a worker hangs."""
 PRELOADED = ("numba", "torch._dynamo", "thinwire.compress.cpu", "thinwire.strategies.registry")
 FIRST_PORT = 30_000
-_current: tuple[Any, ...] = ()
+_job: list[Callable[[], None]] = []
+"""Of a forked process."""
 
 
 def address_of(host: int) -> str:
     return Host(index=host, rate_bit_per_s=1).address
 
 
-def fork(work: Any, *args: Any) -> int:
+def fork(work: Callable[..., None], *args: Any) -> int:
     """Run `work(*args)` in a forked process as if it were a script of its own, to the very end."""
     pid = os.fork()
     if pid:
         return pid
-    global _current
-    _current = (work, args)
-    # As `python -c` does it: an error is printed and kept in sys.last_value, SystemExit gives the code, and the
-    # interpreter is finalized.
-    failed = ctypes.pythonapi.PyRun_SimpleString(b"from benchmarks import faults_host; faults_host.go()")
+    _job.append(partial(work, *args))
+    # As `python -c` does it: an error is printed and kept in sys.last_value, SystemExit gives the exit code,
+    # and the interpreter is finalized. The text sees the names of this file, which is __main__.
+    failed = ctypes.pythonapi.PyRun_SimpleString(b"_job.pop()()")
     ctypes.pythonapi.Py_Exit(1 if failed else 0)
     raise AssertionError("unreachable")
-
-
-def go() -> None:
-    work, args = _current
-    work(*args)
 
 
 def be_worker(trial: Trial, rank: int, host: Connection[Any, Any], folder: Path) -> None:
@@ -73,7 +71,6 @@ def be_worker(trial: Trial, rank: int, host: Connection[Any, Any], folder: Path)
         "MASTER_PORT": str(FIRST_PORT + trial.number),
         "TORCHELASTIC_USE_AGENT_STORE": str(trial.store == "agent"),
     }
-    sys.modules["benchmarks.faults_host"]._current = ()  # type: ignore[attr-defined]
     run(trial, rank, host, folder / f"{trial.number}-{rank}.log")
 
 
@@ -172,6 +169,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmarks import faults_host
-
-    faults_host.main()  # not as __main__: forked workers import this module by its name
+    main()

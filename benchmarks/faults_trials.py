@@ -41,7 +41,7 @@ STRATEGIES = (
     "oktopk:density=0.01",
 )
 WAITLESS = ("silent", "stochastic-gradient-push")
-"""Strategies under which nobody waits for anybody in a step: there, whoever has fewer steps waits in detach."""
+"""Strategies with steps that wait for nobody: there, whoever has fewer of them waits in detach."""
 PHASES = ("before attach", "forward", "backward", "optimizer step", "saving", "before detach", "in detach")
 STYLES = ("with", "finally", "bare")
 """How a script leaves its link: `with`, `finally: link.detach()`, or not at all."""
@@ -134,7 +134,7 @@ def _draw(number: int, kind: str, dice: random.Random) -> Trial:
     strategy = STRATEGIES[(number + number // len(STRATEGIES)) % len(STRATEGIES)]
     if kind == "fewer steps" and strategy in WAITLESS:
         strategy = "gossip-grad"
-    styles = STYLES
+    styles: Sequence[str] = STYLES
     if phase == "saving":
         styles = ("with",)
     if kind == "exception" and phase == "before detach":

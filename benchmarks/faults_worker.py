@@ -135,11 +135,10 @@ def _train(trial: Trial, fault: Fault, rank: int, log: Path) -> None:
             link.detach()
     else:
         loop()
-        global _kept
-        _kept = link  # or it would end here, and not at exit
+        _kept.append(link)  # or it would end here, and not at exit
 
 
-_kept: Link | None = None
+_kept: list[Link] = []
 
 
 def _wait_for_groups(trial: Trial, rank: int, log: Path) -> None:
@@ -158,7 +157,7 @@ def _act_in_detach(link: Link, fault: Fault) -> None:
         fault.at("in detach")
         leave(*args)
 
-    link._transport.leave_together = fault_and_leave  # type: ignore[method-assign]
+    link._transport.leave_together = fault_and_leave  # type: ignore[method-assign, assignment]
 
 
 def _loop(

@@ -165,7 +165,9 @@ def _script(rank: int, world_size: int, port: int, environment: dict[str, str], 
     exit_interpreter(1 if ctypes.pythonapi.PyRun_SimpleString(text.encode()) else 0)
 
 
-def exit_codes(world_size: int, work: Callable[..., object], *args: Any, timeout_s: float = 100) -> list[int | None]:
+def exit_codes(
+    world_size: int, work: Callable[..., object], *args: Any, timeout_s: float = 100
+) -> list[int | None]:
     """Run `work(*args)` as a script in processes of a Gloo world; how each has ended, None for not at all."""
     context = fork_context()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)

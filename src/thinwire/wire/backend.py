@@ -175,8 +175,8 @@ def start_world() -> None:
 def _at_exit() -> None:
     pool.abort()
     if not stop_all(timeout_s=_COME_BACK_S):
-        # Somebody is in a backend for good: connecting to a host that is cut off, say. Destroying that backend
-        # would wait for them, so it outlives the interpreter, and the script keeps its exit code.
+        # Somebody is in a backend for good: it connects to a host that is cut off, say. Destroying it would
+        # wait for them, so it outlives the interpreter, and the script keeps its exit code.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return
     pool.clear()

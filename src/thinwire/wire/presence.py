@@ -36,11 +36,12 @@ class Presence:
 
     def _run(self, group: dist.ProcessGroup) -> None:
         try:
-            backend: Any = group._get_backend(torch.device("cpu"))
+            found = group._get_backend(torch.device("cpu"))
         except RuntimeError:
             return
-        if not isinstance(backend, dist.ProcessGroupGloo):
+        if not isinstance(found, dist.ProcessGroupGloo):
             return
+        backend: Any = found  # the stubs lack its methods
         others = [rank for rank in range(backend.size()) if rank != backend.rank()]
         sends = dict[int, Any]()
         other = -1
@@ -49,8 +50,8 @@ class Presence:
                 sends[other] = backend.send([torch.zeros(1)], other, _TAG)
             for other in others:
                 self._wait(backend.recv([torch.zeros(1)], other, _TAG))
-            for other, send in sends.items():  # dropped before the peer takes it, it would not arrive
-                self._wait(send)
+            for other in others:
+                self._wait(sends[other])  # dropped before the peer takes it, it would not arrive
         except RuntimeError as error:
             self._lose(other, error)
 
