@@ -139,6 +139,8 @@ def _draw(number: int, kind: str, dice: random.Random) -> Trial:
         styles = ("with",)
     if kind == "exception" and phase == "before detach":
         styles = ("with", "bare")  # with `finally: link.detach()` everybody is through, and leaves well
+    if kind == "sys.exit" and strategy in WAITLESS:
+        styles = ("with",)
     store = "worker" if kind == "kill the store's worker" else dice.choice(("worker", "worker", "agent"))
     return Trial(
         number=number,

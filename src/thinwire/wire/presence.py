@@ -22,17 +22,25 @@ _TAG = 0x7477
 
 
 class Presence:
-    """Waits in a thread of its own; `lost` is who has died. Without Gloo in the group it does nothing."""
+    """Waits in a thread of its own. Without Gloo in the group it does nothing."""
 
     def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
         self.lost: PeerLost | None = None
+        """Who has died."""
+        self.complete = False
+        """Whether all have come."""
         self._deadline = time.monotonic() + timeout_s
         self._waiters = Waiters("thinwire-presence", limit=1)
         self._waiters.submit(lambda: self._run(group))
 
+    @property
+    def left_s(self) -> float:
+        """Until the time-out; 0 after it."""
+        return max(0.0, self._deadline - time.monotonic())
+
     def join(self) -> None:
-        """Until all have come, or one is lost."""
-        self._waiters.stop(self._deadline)
+        """Until all have come, or one is lost or late."""
+        self._waiters.stop()
 
     def _run(self, group: dist.ProcessGroup) -> None:
         try:
@@ -52,14 +60,15 @@ class Presence:
                 self._wait(backend.recv([torch.zeros(1)], other, _TAG))
             for other in others:
                 self._wait(sends[other])  # dropped before the peer takes it, it would not arrive
+            self.complete = True
         except RuntimeError as error:
             self._lose(other, error)
 
     def _wait(self, handle: Any) -> None:
-        handle.wait(timedelta(seconds=max(0.01, self._deadline - time.monotonic())))
+        handle.wait(timedelta(seconds=max(0.01, self.left_s)))
 
     def _lose(self, rank: int, error: RuntimeError) -> None:
-        if time.monotonic() < self._deadline:  # otherwise it is late, as others will say
+        if self.left_s > 0:  # otherwise it is late, as others will say
             self.lost = PeerLost(
                 f"worker {rank} has ended after the process group was started and before it attached",
                 rank=rank,

@@ -35,6 +35,8 @@ from thinwire.wire.work import Work, finished
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
 _SUM = c10d.AllreduceOptions()
+_MEET_S = 30.0
+"""Time to connect to each other for workers who are all there; one that dies just then is not noticed."""
 _LOOK_S = 0.05
 _NOTICE_S = 1.0
 T = TypeVar("T")
@@ -305,20 +307,22 @@ def connect(
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     ranks = dist.get_process_group_ranks(base)
-
     presence, watches = Presence(base, timeout_s), list[Watch]()
 
     def meet() -> ProcessGroupLane:
-        name = pool.use(ranks)
+        presence.join()
+        if presence.lost is not None:
+            raise presence.lost
+        name, rank = pool.use(ranks), ranks.index(dist.get_rank())
         assert pool.watch_client is not None
-        watch = Watch(pool.watch_client, name, ranks.index(dist.get_rank()), ranks, timeout_s, silence_s)
+        within_s = _MEET_S if presence.complete else max(1.0, presence.left_s)  # or: see who is late
+        watch = Watch(pool.watch_client, name, rank, ranks, within_s, silence_s)
         watches.append(watch)
         lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
         try:
             lane.connect()
         except RuntimeError as error:
             raise watch.explain(error) from error
-        presence.join()
         return lane
 
     return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
