@@ -15,7 +15,7 @@ import thinwire as tw
 from tests.contract.training import model_and_optimizer, step_once
 from tests.worlds import exit_codes
 from thinwire.engine.link import Link
-from thinwire.errors import PeerError, PeerLost
+from thinwire.errors import PeerError, PeerLate, PeerLost
 from thinwire.wire import backend, watch
 
 pytestmark = pytest.mark.processes
@@ -103,3 +103,20 @@ def die_before_attach() -> None:
 
 def test_a_death_before_attach_is_noticed_by_all() -> None:
     assert exit_codes(3, die_before_attach) == [11, -signal.SIGKILL, 11]
+
+
+def do_not_come_to_attach() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 1:
+        store.wait(["over"])
+        return
+    model, optimizer = model_and_optimizer()
+    try:
+        tw.attach(model, optimizer, tw.AllReduce(), timeout_s=1)
+    except PeerLate as error:
+        store.set("over", "")
+        sys.exit(11 if error.rank == 1 else 9)
+
+
+def test_who_does_not_attach_in_time_is_named() -> None:
+    assert exit_codes(2, do_not_come_to_attach) == [11, 0]

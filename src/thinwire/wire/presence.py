@@ -29,6 +29,7 @@ class Presence:
         """Who has died."""
         self.complete = False
         """Whether all have come."""
+        self._outbox, self._inbox = torch.zeros(1), torch.zeros(1)  # the backend keeps pointers to them
         self._deadline = time.monotonic() + timeout_s
         self._waiters = Waiters("thinwire-presence", limit=1)
         self._waiters.submit(lambda: self._run(group))
@@ -55,9 +56,9 @@ class Presence:
         other = -1
         try:
             for other in others:
-                sends[other] = backend.send([torch.zeros(1)], other, _TAG)
+                sends[other] = backend.send([self._outbox], other, _TAG)
             for other in others:
-                self._wait(backend.recv([torch.zeros(1)], other, _TAG))
+                self._wait(backend.recv([self._inbox], other, _TAG))
             for other in others:
                 self._wait(sends[other])  # dropped before the peer takes it, it would not arrive
             self.complete = True
