@@ -103,6 +103,11 @@ class Link:
         return any(group.ranks is not None for group in self._core.groups)
 
     @property
+    def lost(self) -> BaseException | None:
+        """Why this worker cannot train on, once another is gone; the next step raises it."""
+        return self._core.lane.lost
+
+    @property
     def stats(self) -> Stats:
         """Steps, traffic and waiting of this worker so far."""
         return self._core.stats
@@ -341,6 +346,8 @@ class Link:
             )
 
     def _before_step(self) -> None:
+        if (lost := self.lost) is not None:  # a strategy that waits for nobody would train on alone
+            raise lost
         self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:

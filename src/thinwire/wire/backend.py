@@ -8,10 +8,9 @@ workers would have to make theirs in one order, and it leaks descriptors. The on
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
-import logging
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from thinwire.errors import UsageError, check
 from thinwire.wire.sockets import Opened, opened_by, shut_down
 from thinwire.wire.waiters import stop_all
 
-_COME_BACK_S = 3.0
+_COME_BACK_S = 2.0
 
 
 @dataclass(slots=True)
@@ -176,11 +175,10 @@ def start_world() -> None:
 def _at_exit() -> None:
     pool.abort()
     if not stop_all(timeout_s=_COME_BACK_S):
-        # Somebody is still in a backend, and would abort the process when it comes back.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        # Somebody is in a backend for good: it connects to a host that is cut off, say. Destroying it would
+        # wait for them, so it outlives the interpreter, and the script keeps its exit code.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        return
     pool.clear()
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
