@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from tests.worlds import run_processes
-from thinwire.errors import PeerLost, SettingError, UsageError
+from thinwire.errors import SettingError, UsageError
 from thinwire.integrations.ddp import SETTLING_STEPS, HookState
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.sparse.cost_probe import PROBES
@@ -164,19 +164,14 @@ def wrapped_after_attach() -> str:
     link = tw.attach(model, optimizer, tw.AllReduce(), timeout_s=60)
     wrapped = DistributedDataParallel(model)
     loss = wrapped(torch.ones(2, 40, dtype=torch.float64)).sum()
-    with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
-        _step(loss, optimizer)
+    with pytest.raises(UsageError) as caught, link:
+        loss.backward()
     return str(caught.value)
 
 
-def _step(loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-    loss.backward()
-    optimizer.step()
-
-
-@pytest.mark.slow  # one run in ten ends otherwise, with the threads of DDP in the process: to be found out
 @pytest.mark.processes
 def test_a_model_that_is_wrapped_after_attach_is_noticed() -> None:
+    """By every worker itself, before it sends a gradient: none is still in DDP when another has ended."""
     for message in run_processes(2, wrapped_after_attach):
         assert "also wrapped in DistributedDataParallel" in message
         assert "ddp_hook" in message
