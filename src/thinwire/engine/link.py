@@ -328,8 +328,8 @@ class Link:
                 )
 
     def _check_pass(self) -> None:
-        """Before gradients are sent: what is wrong with the model is then found by every worker itself, and the
-        wrapper has nothing under way that would be left behind."""
+        """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
+        a wrapper has nothing under way."""
         self._watch.check_kind()
         if self._looks_for_wrapper:
             self._looks_for_wrapper = False
