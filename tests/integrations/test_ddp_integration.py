@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,6 +158,36 @@ def test_settings_that_a_hook_cannot_serve() -> None:
         tw.ddp_hook(tw.GTopK(keep_rate=True))
     with pytest.raises(SettingError, match="timeout_s must be a positive number of seconds, got '5'"):
         tw.ddp_hook(tw.GTopK(), timeout_s="5")  # type: ignore[arg-type]
+
+
+LAST_OWNER = """
+import atexit, os, sys
+
+def check():
+    os._exit(0 if sys.getrefcount(pool.world) > owners else 3)
+
+atexit.register(check)  # before thinwire is imported, so that it runs after thinwire's
+
+import torch, torch.distributed as dist, thinwire as tw
+from thinwire.wire.backend import pool
+from torch.distributed import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+model = DistributedDataParallel(torch.nn.Linear(2, 1))
+state, hook = tw.ddp_hook(tw.AllReduce())
+model.register_comm_hook(state, hook)
+model(torch.ones(1, 2)).sum().backward()
+state.close()
+dist.destroy_process_group()
+owners = sys.getrefcount(pool.world)
+"""
+
+
+@pytest.mark.processes
+def test_a_wrapper_is_never_the_last_owner_of_its_group() -> None:
+    """It would join Gloo's threads while it holds the GIL, and now and then hang at exit (torch 2.13)."""
+    subprocess.run([sys.executable, "-c", LAST_OWNER], check=True, timeout=100)
 
 
 def wrapped_after_attach() -> str:
