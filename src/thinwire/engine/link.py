@@ -91,7 +91,7 @@ class Link:
         self._parameters = {id(p): p for p in sent}
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._watch.check_kind
+            self._core.reducer.hooks.check = self._check_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -318,10 +318,7 @@ class Link:
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
-            self._watch.check_kind()
-        if self._looks_for_wrapper:
-            self._looks_for_wrapper = False
-            self._check_wrapper()
+            self._check_pass()
         if self._idle_watch is not None:
             self._idle_watch.stop()
             self._idle_watch = None
@@ -334,6 +331,14 @@ class Link:
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
+
+    def _check_pass(self) -> None:
+        """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
+        a wrapper has nothing under way."""
+        self._watch.check_kind()
+        if self._looks_for_wrapper:
+            self._looks_for_wrapper = False
+            self._check_wrapper()
 
     def _check_wrapper(self) -> None:
         """A wrapper made after attach leaves no trace in the model: look at all objects, once."""

@@ -47,7 +47,8 @@ class Backends:
 class Pool:
     """Connected backends that are not in use, by lane. Connecting a full mesh is the slow part of attach."""
 
-    _world: ProcessGroup | None = None
+    world: ProcessGroup | None = None
+    """That the backends belong to, also after the user has destroyed it."""
     _generation: int = 0
     _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -78,13 +79,13 @@ class Pool:
         return backends
 
     def give_back(self, backends: Backends) -> None:
-        if self._world is dist.group.WORLD and self._world is not None:
+        if self.world is dist.group.WORLD and self.world is not None:
             self._free.setdefault(backends.key, []).append(backends)
 
     def use(self, ranks: Sequence[int]) -> str:
         """A name for the next use of these ranks, the same on all of them."""
-        if self._world is not dist.group.WORLD:
-            self._world = dist.group.WORLD
+        if self.world is not dist.group.WORLD:
+            self.world = dist.group.WORLD
             self._generation += 1
             self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
             self.watch_client = self.new_client()
@@ -180,6 +181,10 @@ def _at_exit() -> None:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return
     pool.clear()
+    # A DDP wrapper that is the last owner of a Gloo group joins the group's threads while it holds the GIL,
+    # for which one of them may be waiting (torch 2.13). The pool owns the group too, but it may go before a
+    # wrapper in the user's script does: so its reference stays for good.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool.world))
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
 
