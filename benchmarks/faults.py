@@ -84,7 +84,8 @@ def print_table(lines: Sequence[dict[str, Any]]) -> None:
         hangs = sum(any("hangs" in each for each in line["wrong"]) for line in some)
         harmful = [line for line in some if line["kind"] not in HARMLESS]
         named = [line for line in harmful if not any("name" in w or "nothing" in w for w in line["wrong"])]
-        told = f"{len(named)} of {len(harmful)}" if harmful else "no error"
+        quiet = sum(not line["raised_s"] for line in some)
+        told = f"{len(named)} of {len(harmful)}" if harmful else f"no error in {quiet}"
         wrong = sum(bool(line["wrong"]) for line in some)
         print_row(kind, len(some), hangs, told, worst(some, "raised_s"), worst(some, "ended_s"), wrong)
 

@@ -184,7 +184,7 @@ def judge(trial: Trial, workers: Mapping[int, Sequence[Mapping[str, Any]]]) -> d
             wrong.append(f"{rank} says nothing")
         if error is None and trial.kind not in HARMLESS:
             wrong.append(f"{rank} raises nothing")
-        if error is not None and trial.kind == "stop and continue":
+        if error is not None and trial.kind in HARMLESS:
             wrong.append(f"{rank} raises")
         if error is not None and error["rank"] not in trial.culprits(rank):
             wrong.append(f"{rank} names {error['rank']}")
