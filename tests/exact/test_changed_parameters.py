@@ -120,9 +120,9 @@ def converted(strategy: Strategy) -> str:
     model, place = net(), Place("process")
     optimizer = sgd(model)
     link = tw.attach(model, optimizer, strategy, timeout_s=60)
-    step_once(model, optimizer, place, 0)
-    model.to(torch.bfloat16)
     with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
+        step_once(model, optimizer, place, 0)
+        model.to(torch.bfloat16)
         step_once(model, optimizer, place, 1)
     return caught.value.message
 
