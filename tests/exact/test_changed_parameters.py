@@ -119,11 +119,15 @@ def test_new_numbers_of_the_same_kind_are_fine(strategy: Strategy) -> None:
 def converted(strategy: Strategy) -> str:
     model, place = net(), Place("process")
     optimizer = sgd(model)
-    link = tw.attach(model, optimizer, strategy, timeout_s=60)
-    with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
-        step_once(model, optimizer, place, 0)
-        model.to(torch.bfloat16)
-        step_once(model, optimizer, place, 1)
+
+    def train() -> None:
+        with tw.attach(model, optimizer, strategy, timeout_s=60):
+            step_once(model, optimizer, place, 0)
+            model.to(torch.bfloat16)
+            step_once(model, optimizer, place, 1)
+
+    with pytest.raises((UsageError, PeerLost)) as caught:  # or learns it from the other worker
+        train()
     return caught.value.message
 
 
