@@ -42,13 +42,18 @@ class ResultFile:
     begin: dict[str, Any] = field(default_factory=provenance)
     path: Path | None = None
 
-    def save(self, result: Mapping[str, Any]) -> Path:
-        """Write the result; saving again replaces it, so that a long measurement can be kept as it grows."""
+    def save(self, result: Mapping[str, Any], **lists: Sequence[Any]) -> Path:
+        """Write the result; saving again replaces it, so that a long measurement can be kept as it grows. Of
+        `lists` each item gets one line."""
         if self.path is None:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.path = self._new()
         content = {"begin": self.begin, "end": provenance(), **result}
-        self.path.write_text(json.dumps(content, indent=1, default=str) + "\n")
+        text = json.dumps({**content, **{name: [] for name in lists}}, indent=1, default=str)
+        for name, items in lists.items():
+            lines = ",\n  ".join(json.dumps(item, default=str) for item in items)
+            text = text.replace(f'"{name}": []', f'"{name}": [\n  {lines}\n ]')
+        self.path.write_text(text + "\n")
         return self.path
 
     def _new(self) -> Path:

@@ -54,6 +54,8 @@ from thinwire.lab.nets import parse_net
 from thinwire.strategies import registry as strategies
 
 LIMIT_S = 20.0
+TELL_S = 10.0
+"""Seconds between two lines of progress."""
 MEMORY_BYTES = 6 << 30
 """Beyond what this process has at first; a demand for more ends in a MemoryError."""
 DRAWN_SHARE = 0.02
@@ -303,6 +305,30 @@ def workplace() -> Iterator[Path]:
             resource.setrlimit(resource.RLIMIT_AS, limit)
 
 
+def try_many(
+    kind: str, count: int, seed: int, folder: Path, wrong: list[dict[str, object]]
+) -> tuple[Counter[str], tuple[float, str]]:
+    """Try inputs of one kind, adding what went wrong to `wrong`; the counts, and the slowest input."""
+    draw = random.Random(f"{seed} {kind}")
+    counts, slowest = Counter[str](), (0.0, "")
+    told_s = time.monotonic()
+    for number in range(count):
+        began_s = time.monotonic()
+        if began_s > told_s + TELL_S:
+            told_s = began_s
+            note(f"{kind}: {number:,} of {count:,}, {counts['wrong']} wrong so far")
+        faulthandler.dump_traceback_later(5 * LIMIT_S, exit=True)  # no signal ends a loop in C
+        case, result = try_one(kind, draw, folder)
+        slowest = max(slowest, (time.monotonic() - began_s, repr(case)[:300]))
+        right = result in ("accepted", "refused")
+        counts[result if right else "wrong"] += 1
+        if not right:
+            wrong.append({"kind": kind, "number": number, "input": repr(case)[:2000], "result": result})
+            note(f"{kind} {number}: {repr(case)[:500]}\n    {result}")
+    faulthandler.cancel_dump_traceback_later()
+    return counts, slowest
+
+
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--count", type=int, default=5000, help="inputs of all kinds together")
@@ -312,29 +338,17 @@ def main() -> None:
     chosen = [kind for kind in KINDS if kind in arguments.kinds.split(",")]
     total = sum(KINDS[kind][0] for kind in chosen)
     file = result_file("fuzz", trial=arguments.count < 5000)
-    found: dict[str, Counter[str]] = {}
     wrong: list[dict[str, object]] = []
+    found: dict[str, Counter[str]] = {}
     slowest: dict[str, tuple[float, str]] = {}
+    print_head("inputs", "tried", "accepted", "refused in words", "traceback or hang", "slowest, s")
     with workplace() as folder:
         for kind in chosen:
-            draw = random.Random(f"{arguments.seed} {kind}")
-            found[kind], slowest[kind] = Counter(), (0.0, "")
-            for number in range(round(arguments.count * KINDS[kind][0] / total)):
-                began_s = time.monotonic()
-                faulthandler.dump_traceback_later(5 * LIMIT_S, exit=True)  # no signal ends a loop in C
-                case, result = try_one(kind, draw, folder)
-                slowest[kind] = max(slowest[kind], (time.monotonic() - began_s, repr(case)[:300]))
-                right = result in ("accepted", "refused")
-                found[kind][result if right else "wrong"] += 1
-                if not right:
-                    wrong.append(
-                        {"kind": kind, "number": number, "input": repr(case)[:2000], "result": result}
-                    )
-                    note(f"{kind} {number}: {repr(case)[:500]}\n    {result}")
-    print_head("inputs", "tried", "accepted", "refused in words", "traceback or hang", "slowest, s")
-    for kind, counts in found.items():
-        cells = [counts["accepted"], counts["refused"], counts["wrong"], f"{slowest[kind][0]:.1f}"]
-        print_row(kind, counts.total(), *cells)
+            count = round(arguments.count * KINDS[kind][0] / total)
+            found[kind], slowest[kind] = try_many(kind, count, arguments.seed, folder, wrong)
+            counts = found[kind]
+            cells = [counts["accepted"], counts["refused"], counts["wrong"], f"{slowest[kind][0]:.1f}"]
+            print_row(kind, counts.total(), *cells)
     raw = {"config": vars(arguments), "counts": found, "wrong": wrong, "slowest": slowest}
     note(f"raw data: {file.save(raw)}")
     sys.exit(1 if wrong else 0)

@@ -150,3 +150,38 @@ def run_processes(world_size: int, work: Callable[..., T], *args: Any, timeout_s
         if not well:
             raise AssertionError(f"worker {rank}: {result}")
     return [torch.load(io.BytesIO(result), weights_only=False) for _, result in outcomes]
+
+
+def _script(rank: int, world_size: int, port: int, environment: dict[str, str], name: str, args: Any) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    store = TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    del store
+    module, function = name.split(":")
+    # As `python -c` runs it: an error is kept in sys.last_value, SystemExit ends the process at once.
+    text = f"import {module}; {module}.{function}(*{args!r})"
+    exit_interpreter(1 if ctypes.pythonapi.PyRun_SimpleString(text.encode()) else 0)
+
+
+def exit_codes(
+    world_size: int, work: Callable[..., object], *args: Any, timeout_s: float = 100
+) -> list[int | None]:
+    """Run `work(*args)` as a script in processes of a Gloo world; how each has ended, None for not at all."""
+    context = fork_context()
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    name = f"{work.__module__}:{work.__name__}"
+    workers = []
+    for rank in range(world_size):
+        parameters = (rank, world_size, store.port, dict(os.environ), name, args)
+        workers.append(context.Process(target=_script, args=parameters, daemon=True))
+        workers[-1].start()
+    deadline = time.monotonic() + timeout_s
+    for process in workers:
+        process.join(max(0.0, deadline - time.monotonic()))
+    codes = [process.exitcode for process in workers]
+    for process in workers:
+        process.kill()
+        process.join()
+    return codes

@@ -21,7 +21,7 @@ from thinwire.bench.systems import (
     ours,
     standard_names,
 )
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.bucket_plan import make_buckets
 from thinwire.errors import SettingError
 from thinwire.lab.nets import Net, parse_net
 from thinwire.strategies import registry

@@ -84,7 +84,9 @@ def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
             assert "error: worker 2 on " in stderr
             assert f"was killed by SIGKILL (pid {pids[2]})" in stderr
             told = [event for event in read_events(run) if isinstance(event.record, Failed)]
-            assert 2 in {event.rank for event in told}  # so that the report knows it, too
+            assert 2 in {event.rank for event in told}
+            assert thinwire("report", str(run)).returncode == 0
+            assert f"was killed by SIGKILL (pid {pids[2]})" in (run / "report.html").read_text()
             assert not any(alive(pid) for pid in pids.values())
         finally:
             end(list(pids.values()))

@@ -80,3 +80,39 @@ def test_groups_and_dtensors_are_exact() -> None:
     for tensors, _ in results:
         for ours, theirs in zip(tensors, whole.parameters(), strict=True):
             assert (ours - theirs).norm() < 1e-12 * theirs.norm()
+
+
+def in_unequal_groups() -> dict[str, list[Tensor]]:
+    """One model over all four workers; in between one over three of them or the fourth alone; and inside the
+    three one over two of them or the third alone. Every worker's gradient is its rank plus one."""
+    rank, models = dist.get_rank(), dict[str, list[Tensor]]()
+    parts = [dist.new_group([0, 1, 2]), dist.new_group([3])]
+    pairs = [dist.new_group([0, 2]), dist.new_group([1])]
+
+    def train(name: str, group: dist.ProcessGroup | None, size: int) -> None:
+        model = nn.Linear(4, 1, bias=False).double()
+        nn.init.zeros_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        with tw.attach(model, optimizer, tw.AllReduce(), process_group=group, timeout_s=60) as link:
+            assert link.world_size == size
+            for number in range(3):
+                optimizer.zero_grad()
+                (model(torch.ones(1, 4, dtype=torch.float64)) * (rank + 1)).sum().backward()
+                optimizer.step()
+                if number == 1 and name == "all":
+                    train("part", parts[rank == 3], 1 if rank == 3 else 3)
+                elif number == 1 and name == "part" and rank < 3:
+                    train("pair", pairs[rank == 1], 1 if rank == 1 else 2)
+        models[name] = [model.weight.detach()]
+
+    train("all", None, 4)
+    return models
+
+
+@pytest.mark.processes
+def test_groups_of_unequal_size_inside_each_other() -> None:
+    means = {"all": [2.5] * 4, "part": [2.0, 2.0, 2.0, 4.0], "pair": [2.0, 2.0, 2.0]}
+    found = run_processes(4, in_unequal_groups)
+    for name, expected in means.items():
+        got = [models[name][0][0, 0].item() for models in found if name in models]
+        assert got == [-3 * mean for mean in expected], name

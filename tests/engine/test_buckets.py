@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from thinwire.engine.buckets import Item, ParameterBucket, TrainingContext, make_buckets, plan, small_numel
+from thinwire.engine.bucket_plan import Item, make_buckets, plan, small_numel
+from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.errors import UsageError
 
 items = st.lists(st.builds(Item, st.integers(0, 5 << 20), st.sampled_from(["fp32", "bf16"])), max_size=40)

@@ -14,11 +14,14 @@ import torch
 from torch import nn
 
 import thinwire as tw
+from tests.contract.training import model_and_optimizer
 from tests.engine.saving import Alone, Half, Job, run, same
 from tests.holding import holder
+from tests.worlds import run_threads
 from thinwire.engine import folders, tensors
 from thinwire.engine.parts import Random
-from thinwire.errors import DataError, UsageError
+from thinwire.errors import DataError, PeerLost, UsageError
+from thinwire.wire.local import LocalLane
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -214,3 +217,20 @@ def test_a_folder_that_another_process_holds_is_refused_and_left_alone(tmp_path:
         assert (tmp_path / "step-00000003.saving-00112233").exists()
     assert run(2, Job(folder=tmp_path, until=4))[1].saved is not None
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+
+def test_a_save_does_not_wait_for_a_worker_that_is_gone(tmp_path: Path) -> None:
+    def work(lane: LocalLane) -> None:
+        model, optimizer = model_and_optimizer()
+        link = tw.attach(model, optimizer, tw.AllReduce(), process_group=lane)
+        checkpoint = tw.Checkpoint(tmp_path, link=link, model=model, optimizer=optimizer)
+        if lane.rank == 0:
+            checkpoint.save(1)
+            lane.abort(PeerLost("worker 1 is lost", rank=1))
+            with pytest.warns(UserWarning, match="worker-1.* was not written: worker 1 is lost"):
+                checkpoint.wait()
+            checkpoint.close()
+        error = PeerLost("worker 1 is lost", rank=1)
+        link.__exit__(PeerLost, error, None)
+
+    run_threads(2, work)

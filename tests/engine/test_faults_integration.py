@@ -11,8 +11,10 @@ import pytest
 
 import thinwire as tw
 from tests.contract.training import model_and_optimizer, step_once
-from tests.worlds import Processes
+from tests.worlds import Processes, run_threads
+from thinwire.errors import PeerLost
 from thinwire.wire import watch
+from thinwire.wire.local import LocalLane
 
 pytestmark = pytest.mark.processes
 NEVER_S = 600.0
@@ -77,3 +79,22 @@ def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, c
         assert "worker 2 on " in message
         assert cause in message
         assert "hint: " in message
+
+
+def test_who_waits_for_nobody_stops_too() -> None:
+    def work(lane: LocalLane) -> str:
+        model, optimizer = model_and_optimizer()
+        link = tw.attach(model, optimizer, tw.Silent(), process_group=lane)
+        step_once(model, optimizer, 0, lane.rank)
+        link._transport.leave_together(link._core.engine)  # both have made that step
+        if lane.rank == 1:
+            lane.abort(PeerLost("worker 1 is lost", rank=1))
+        else:
+            while lane.lost is None:
+                time.sleep(0.01)
+        with pytest.raises(PeerLost) as raised:
+            step_once(model, optimizer, 1, lane.rank)
+        link.__exit__(PeerLost, raised.value, None)
+        return raised.value.message
+
+    assert run_threads(2, work) == ["worker 1 is lost"] * 2

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import Parameter
 
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.bucket_plan import make_buckets
 from thinwire.engine.driver import Task
 from thinwire.engine.pieces import FIRST_AGREEMENT, Pieces, Profile, send_order
 from thinwire.engine.reducer import Launcher

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 
 from thinwire.engine import state
-from thinwire.engine.buckets import ParameterBucket, make_buckets
+from thinwire.engine.bucket_plan import make_buckets
+from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.state import Saved
 from thinwire.errors import DataError
 from thinwire.strategies.base import SAME, OnResize

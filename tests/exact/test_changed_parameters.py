@@ -14,7 +14,7 @@ from tests.contract.table import BY_THE_CLOCK, STRATEGIES
 from tests.exact.compare import Arrays, arrays, same_bits
 from tests.exact.place import BUCKET_BYTES, Place, in_threads, loss_of, net, sgd
 from tests.worlds import run_processes, run_threads
-from thinwire.engine.buckets import make_buckets
+from thinwire.engine.bucket_plan import make_buckets
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.errors import PeerLost, ThinwireError, UsageError
 from thinwire.strategies.base import Strategy
@@ -119,11 +119,15 @@ def test_new_numbers_of_the_same_kind_are_fine(strategy: Strategy) -> None:
 def converted(strategy: Strategy) -> str:
     model, place = net(), Place("process")
     optimizer = sgd(model)
-    link = tw.attach(model, optimizer, strategy, timeout_s=60)
-    step_once(model, optimizer, place, 0)
-    model.to(torch.bfloat16)
-    with pytest.raises((UsageError, PeerLost)) as caught, link:  # or learns it from the other worker
-        step_once(model, optimizer, place, 1)
+
+    def train() -> None:
+        with tw.attach(model, optimizer, strategy, timeout_s=60):
+            step_once(model, optimizer, place, 0)
+            model.to(torch.bfloat16)
+            step_once(model, optimizer, place, 1)
+
+    with pytest.raises((UsageError, PeerLost)) as caught:  # or learns it from the other worker
+        train()
     return caught.value.message
 
 

@@ -185,3 +185,35 @@ def test_calibration(hosts: int, rate: str) -> None:
     # Plain TCP in the same lab says what the machine can do at this moment.
     tcp, *gloo = found.readings
     assert all(reading.ratio < max(1.0, tcp.ratio) + TOLERANCE for reading in gloo)
+
+
+PARTED = """
+    import os, sys, time, torch
+    import thinwire as tw
+    from thinwire.errors import PeerLost
+    from thinwire.lab.control import Control
+    control = Control.from_environment()
+    model = torch.nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    try:
+        with tw.attach(model, optimizer, tw.AllReduce(), silence_s=3) as link:
+            for step in range(1_000_000):
+                optimizer.zero_grad()
+                model(torch.ones(2, 64)).mean().backward()
+                optimizer.step()
+    except PeerLost as error:
+        control.report([int(os.environ["RANK"]), error.rank])
+        sys.exit(7)
+"""
+
+
+def test_in_a_partition_both_sides_stop_and_name_the_other(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(textwrap.dedent(PARTED))
+    sites = {"sites": "1+2", "uplink": "100mbit"}
+    description = describe(hosts=3, rate="100mbit", faults=["cut:site=0,step=5"], **sites)
+    outcome = run(Job(description=description, command=(str(script),), time_limit_s=200, keep_going=True))
+    named = dict(outcome.reports)
+    assert named[0] in (1, 2)
+    assert (named[1], named[2]) == (0, 0)
+    assert [worker.exit_code for worker in outcome.workers] == [7, 7, 7]

@@ -12,26 +12,26 @@ pytestmark = [pytest.mark.lab, needs_lab, pytest.mark.timeout(300)]
 
 SCRIPT = """
     import time, torch, torch.distributed as dist
+    from thinwire.engine.endpoint import Endpoint
     from thinwire.lab.control import Control
-    from thinwire.wire.metered import Meter, MeteredWire
     from thinwire.wire.process_group import connect
+    from thinwire.wire.wire import Meter
 
     control = Control.from_environment()
     dist.init_process_group("gloo")
-    inner = connect(None, timeout_s=60, silence_s=10)
-    meter = Meter()
-    wire = MeteredWire(inner, meter)
-    rank, size = wire.rank, wire.world_size
+    lane, meter = connect(None, timeout_s=60, silence_s=10), Meter()
+    endpoint = Endpoint(lane, meter)
+    rank, size = lane.rank, lane.world_size
     each = 1_000_000
     whole, part = torch.ones(each * size), torch.ones(each)
     room = torch.empty(each * size)
     operations = {
-        "all_reduce": lambda: wire.all_reduce_(whole),
-        "reduce_scatter": lambda: wire.reduce_scatter(whole, torch.empty(each)),
-        "all_gather": lambda: wire.all_gather(part, room),
-        "all_to_all": lambda: wire.all_to_all(whole, room),
-        "broadcast": lambda: wire.broadcast_(part, source=1),
-        "exchange": lambda: wire.exchange(
+        "all_reduce": lambda wire: wire.all_reduce_(whole),
+        "reduce_scatter": lambda wire: wire.reduce_scatter(whole, torch.empty(each)),
+        "all_gather": lambda wire: wire.all_gather(part, room),
+        "all_to_all": lambda wire: wire.all_to_all(whole, room),
+        "broadcast": lambda wire: wire.broadcast_(part, source=1),
+        "exchange": lambda wire: wire.exchange(
             send=part, to=(rank + 1) % size, recv=room[:each], source=(rank - 1) % size
         ),
     }
@@ -44,11 +44,11 @@ SCRIPT = """
         return sent
 
     for name, operation in operations.items():
-        operation().wait()  # connections are made at first use
+        endpoint.issue(operation).wait()  # connections are made at first use
         stated, before = meter.traffic.sent_bytes, counted()
-        operation().wait()
+        endpoint.issue(operation).wait()
         control.report([name, rank, meter.traffic.sent_bytes - stated, counted() - before])
-    inner.close()
+    lane.close()
     dist.destroy_process_group()
 """
 

@@ -10,6 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.test_view import progress
+from thinwire.errors import SettingError
+from thinwire.recipes.config import read_config, resolve
+from thinwire.recipes.follow import RunState, written
 from thinwire.recipes.launch import LocalWorkers, WorkerFailure, environment
 
 
@@ -76,3 +80,25 @@ def test_the_first_failure_is_known(
 def test_failures_are_put_into_words() -> None:
     assert WorkerFailure(0, 42, -15).how == "was killed by SIGTERM"
     assert WorkerFailure(0, 42, -99).how == "was killed by signal 99"
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_configuration_is_replaced_when_a_run_was_resumed(tmp_path: Path, resumed: bool) -> None:
+    """Not before: whoever kills the command of a resume that would be refused finds the earlier one."""
+    first, second = (resolve("digits-cnn", "all-reduce", workers=workers) for workers in (2, 3))
+    state = RunState(2)
+
+    def resume() -> None:
+        with written(tmp_path, second, state) as name:
+            assert read_config(tmp_path, name).workers == 3
+            assert read_config(tmp_path).workers == 2
+            if resumed:
+                state.progress[0] = progress(1)
+            raise SettingError("the checkpoint is of another training, or something else is wrong later")
+
+    with written(tmp_path, first, state) as name:
+        assert name == "config.json"
+    with pytest.raises(SettingError):
+        resume()
+    assert read_config(tmp_path).workers == (3 if resumed else 2)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]

@@ -24,7 +24,14 @@ from thinwire.compress.payload import Payload
 from thinwire.errors import SettingError
 from thinwire.strategies.gossip.chunks import WindowPosition
 from thinwire.strategies.gossip.encoding import Encoding
-from thinwire.strategies.stochastic_gradient_push import _HEAD, LEAST_MASS, PushState, _Arrival
+from thinwire.strategies.stochastic_gradient_push import (
+    _HEAD,
+    LEAST_MASS,
+    PATIENCE,
+    PushState,
+    _Arrival,
+    _Channel,
+)
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalLane
 from thinwire.wire.work import Work
@@ -38,18 +45,24 @@ Account = Callable[[int, Tensor, Tensor, int], None]
 """Of a bucket: values and masses of a message, added (1) or taken off (-1)."""
 
 
-class Arrivals(list[_Arrival]):
-    """The messages of a bucket that have arrived; tells of those that are folded in."""
+class AccountedChannel(_Channel):
+    """Tells of what is folded in."""
 
-    def __init__(self, state: PushState, index: int, account: Account) -> None:
-        super().__init__()
-        self._state, self._index, self._account = state, index, account
+    def __init__(self, channel: _Channel, index: int, state: PushState, account: Account) -> None:
+        super().__init__(channel.chunks, channel.like)
+        self._index, self._state, self._account = index, state, account
+        self.most = 0
+        """Tensors that have waited for the training thread at one time."""
 
-    def pop(self, index: Any = -1) -> _Arrival:
-        arrival = super().pop(index)
-        values = arrival.encoding.spread(arrival.parts, 0, SIZES[self._index])
-        masses = by_chunk(self._state, self._index, arrival.window.chunks, arrival.masses)
-        self._account(self._index, values, masses, -1)
+    def add(self, new: _Arrival) -> None:
+        super().add(new)
+        self.most = max(self.most, len(self.arrived))
+
+    def take(self) -> _Arrival | None:
+        arrival = super().take()
+        if arrival is not None:
+            masses = by_number(self._state, self._index, arrival.masses)
+            self._account(self._index, arrival.values, masses, -1)
         return arrival
 
 
@@ -69,8 +82,10 @@ class PushWorld(GossipWorld):
         self.under_way = [torch.zeros(size, dtype=torch.float64) for size in SIZES]
         """Under way, by bucket: masses."""
         for core, state in zip(self.cores, self.states, strict=True):
-            for index, channel in enumerate(state.channels):
-                channel.arrived = Arrivals(state, index, self._account)
+            state.channels = [
+                AccountedChannel(channel, index, state, self._account)
+                for index, channel in enumerate(state.channels)
+            ]
             self._spy_on(core.groups[0].endpoint.messenger, state)
 
     def _spy_on(self, messenger: Any, state: PushState) -> None:
@@ -164,16 +179,79 @@ def test_workers_come_together(strategy: tw.StochasticGradientPush) -> None:
 
 
 def test_a_worker_with_little_mass_keeps_it() -> None:
-    """Worker 0 sends and hears of nobody."""
-    world = PushWorld(tw.StochasticGradientPush(), 3)
-    for _ in range(8):
+    """Worker 0 sends and hears of nobody; the others fold in what it sends."""
+    strategy = tw.StochasticGradientPush()
+    world = PushWorld(strategy, 3)
+    for step in range(8):
         world.land(0)
         world.launch(0)
         while world.medium.held:
             world.carry()
+        for core, state in zip(world.cores[1:], world.states[1:], strict=True):
+            for bucket in core.buckets:
+                strategy._fold(bucket, step, state, core.groups[0].endpoint.wire())
     assert world.states[0].skipped_rounds == 3 * len(SIZES)
     assert {mass for masses in world.states[0].masses for mass in masses} == {LEAST_MASS / 2}
     world.check()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
+def test_who_makes_no_steps_stops_nobody(strategy: tw.StochasticGradientPush) -> None:
+    """Worker 0 receives, but its training stands still for a hundred steps: it gets no more mass than two
+    messages of each other worker have, and keeps one sum per bucket; the others mix all the time."""
+    world = PushWorld(strategy, 4, alike=False)
+    steps, sent = 100, []
+    for _ in range(steps):
+        for rank in (1, 2, 3):
+            world.land(rank)
+            world.update(rank)
+            world.launch(rank)
+        for _ in range(20):
+            world.carry()
+        for rank in (1, 2, 3):
+            world.land(rank)
+        sent.append(len(world.medium.sent))
+        world.check()
+    assert sent[-1] - sent[-1 - PATIENCE] > 2 * 3 * PATIENCE // 2  # header and payload of a message
+    for rank in (1, 2, 3):
+        assert min(map(min, world.states[rank].masses)) >= LEAST_MASS / 2
+        assert max(map(len, (channel.outgoing for channel in world.states[rank].channels))) <= 3
+        others = [world.flat(other) for other in (1, 2, 3)]
+        assert (world.flat(rank) - sum(others) / 3).abs().max() < 1  # 4 if they only trained
+    assert [channel.most for channel in world.states[0].channels] == [1, 1, 1]
+    assert all(len(channel.arrived[0].sent) == 3 for channel in world.states[0].channels)
+    world.synchronize()  # it goes on, and everything comes back
+    world.check()
+    assert all(each.abs().max() < 1e-12 for each in world.under_way)
+    for _ in range(40):
+        world.round()
+    assert max((world.flat(rank) - world.expected / 4).abs().max() for rank in range(4)) < 0.3
+    world.check()
+
+
+def test_a_frozen_worker_holds_back_only_its_own_messages() -> None:
+    """Worker 0 does not even receive."""
+    world = PushWorld(tw.StochasticGradientPush(), 4, alike=False)
+    transfer = world.medium.transfer
+    lost: list[tuple[int, int]] = []
+
+    def carry(source: int, to: int, num_bytes: int, sent: Any, arrived: Any) -> None:
+        lost.append((source, to)) if to == 0 else transfer(source, to, num_bytes, sent, arrived)
+
+    world.medium.transfer = carry  # type: ignore[method-assign]
+    skipped: list[list[int]] = []
+    for _ in range(4 * PATIENCE):
+        for rank in (1, 2, 3):
+            world.land(rank)
+            world.launch(rank)
+        for _ in range(20):
+            world.carry()
+        skipped.append([state.skipped_rounds for state in world.states])
+    assert len(lost) <= 3 * 2 * len(SIZES)  # header and payload of one message per sender and bucket
+    for rank in (1, 2, 3):
+        rounds = PATIENCE * len(SIZES)  # of the last quarter, of which a third would go to worker 0
+        assert skipped[-1][rank] - skipped[-1 - PATIENCE][rank] < rounds / 2
+    assert (world.flat(1) - world.flat(2)).abs().max() < 1e-3
 
 
 def test_late_messages_are_counted() -> None:
@@ -223,7 +301,7 @@ def check_training(
                 link.synchronize()  # a pause
         link.synchronize()
         assert not any(channel.arrived for channel in state.channels)
-        assert all(channel.outgoing.done() for channel in state.channels)
+        assert all(work.done() for channel in state.channels for _, work in channel.outgoing.values())
         masses, own = all_masses(state), torch.cat([bucket.read() for bucket in buckets])
         expected = link.world_size * start + torch.tensor(link.all_reduce(moved.tolist()), dtype=start.dtype)
         assert link.all_reduce((masses * own).tolist()) == pytest.approx(expected.tolist(), abs=1e-11)

@@ -250,3 +250,29 @@ def test_a_message_handled_while_a_pause_looks_is_not_missed() -> None:
     task = endpoint.start(inline.driver, "settle", messenger.quiesce)
     inline.settle()
     assert task.done()
+
+
+def test_a_listener_that_holds_has_one_message_of_each_sender_and_tag() -> None:
+    world, inline = LocalWorld(2), Inline()
+    ends = [Endpoint(world.lane(rank), Meter()) for rank in range(2)]
+    came: list[tuple[int, float]] = []
+
+    async def serve(wire: Wire) -> None:
+        async for _, tag, data in wire.listen(LIKE, holds=True):
+            came.append((tag, data.item()))
+
+    serving = ends[0].start(inline.driver, "serve", serve)
+    sent = {
+        (tag, value): ends[1].messenger.send(numbers(value), 0, tag) for value in range(4) for tag in (7, 8)
+    }
+    inline.settle()
+    assert came == [(7, 0), (8, 0)]
+    assert [key for key, work in sent.items() if work.done()] == came  # the sender sees who was taken
+    ends[0].wire().release(source=1, tag=8)
+    inline.settle()
+    assert came[2:] == [(8, 1)]
+    tasks = [end.start(inline.driver, "settle", end.messenger.quiesce) for end in ends]  # takes all others
+    inline.settle()
+    assert sorted(came) == sorted(sent)
+    assert all(task.done() for task in (*tasks, *sent.values(), serving))
+    ends[0].wire().release(source=1, tag=8)  # which is nobody's any more

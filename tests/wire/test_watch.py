@@ -66,6 +66,16 @@ def test_who_leaves_because_of_another_names_that_one(three: list[Watch]) -> Non
     assert eventually(listener).rank == 1
 
 
+def test_who_has_ended_because_of_another_is_not_missed(three: list[Watch]) -> None:
+    """The training thread may ask before it is told of the alarm, and after the good-bye has come."""
+    listener = heard(three[2])
+    three[0].ring(PeerLost("worker 1 left", rank=1, host="there"))
+    three[0].stop()
+    eventually(listener)
+    three[2]._members[0].doing = "left"  # as the good-bye says, which comes next
+    assert eventually(lambda: three[2].missing(7)).rank == 1
+
+
 def test_who_has_ended_is_missed_and_not_lost(three: list[Watch]) -> None:
     three[0].tell(7, "")
     three[0].stop()

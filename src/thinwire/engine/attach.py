@@ -19,7 +19,8 @@ from thinwire.engine.arguments import (
     describe_optimizer,
     unwrapped,
 )
-from thinwire.engine.buckets import local, make_buckets
+from thinwire.engine.bucket_plan import make_buckets
+from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
@@ -122,9 +123,9 @@ def attach(
         rebuild = partial(cut, core, group_of, bucket_bytes)
         rebuild()
         transport.core = core
-        if num_steps is not None and lane.rank == 0 < lane.world_size - 1:
-            for advice in filter(None, [strategy.advice(num_steps)]):
-                _log.warning(advice)
+        tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
+        if tells and (advice := strategy.advice(num_steps or 0)):
+            _log.warning(advice)
         return Link(core, transport, rebuild, advises=num_steps is None)
     except BaseException:
         transport.stop()

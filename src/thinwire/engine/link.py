@@ -91,7 +91,7 @@ class Link:
         self._parameters = {id(p): p for p in sent}
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._watch.check_kind
+            self._core.reducer.hooks.check = self._check_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -101,6 +101,11 @@ class Link:
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
         return any(group.ranks is not None for group in self._core.groups)
+
+    @property
+    def lost(self) -> BaseException | None:
+        """Why this worker cannot train on, once another is gone; the next step raises it."""
+        return self._core.lane.lost
 
     @property
     def stats(self) -> Stats:
@@ -313,10 +318,7 @@ class Link:
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
-            self._watch.check_kind()
-        if self._looks_for_wrapper:
-            self._looks_for_wrapper = False
-            self._check_wrapper()
+            self._check_pass()
         if self._idle_watch is not None:
             self._idle_watch.stop()
             self._idle_watch = None
@@ -330,6 +332,14 @@ class Link:
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
 
+    def _check_pass(self) -> None:
+        """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
+        a wrapper has nothing under way."""
+        self._watch.check_kind()
+        if self._looks_for_wrapper:
+            self._looks_for_wrapper = False
+            self._check_wrapper()
+
     def _check_wrapper(self) -> None:
         """A wrapper made after attach leaves no trace in the model: look at all objects, once."""
         wrappers = [each for each in gc.get_objects() if DistributedDataParallel in type(each).__mro__]
@@ -341,6 +351,8 @@ class Link:
             )
 
     def _before_step(self) -> None:
+        if (lost := self.lost) is not None:  # a strategy that waits for nobody would train on alone
+            raise lost
         self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:

@@ -103,6 +103,8 @@ class Saver:
                 raise DataError(f"{failed[0]} could not be written by its worker")
             if self._stop.is_set():
                 raise DataError(f"training ended before {missing[0]} was written")
+            if (lost := self._link.lost) is not None:
+                raise DataError(f"{missing[0]} was not written: {lost}")
             if time.monotonic() > deadline:
                 raise DataError(f"{missing[0]} was not written within {timeout_s:g} s")
             time.sleep(_POLL_S)

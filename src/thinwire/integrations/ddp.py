@@ -13,7 +13,8 @@ from torch._C._distributed_c10d import GradBucket
 
 from thinwire.engine import state
 from thinwire.engine.attach import TIMEOUT_S
-from thinwire.engine.buckets import ParameterBucket, TrainingContext, small_numel
+from thinwire.engine.bucket_plan import small_numel
+from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import DataError, SettingError, UsageError, check, check_seconds

@@ -120,8 +120,8 @@ def run_started(config: RunConfig | Mapping[str, object], world_size: int, host:
     )
 
 
-def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
-    """Write the configuration, and what it ran on, into the run folder."""
+def write_config(run: Path, config: RunConfig | Mapping[str, object], name: str = FILE) -> None:
+    """Write the configuration, and what it ran on, into a file of the run folder."""
     content = {
         "config": _plain(config),
         "versions": versions(),
@@ -131,11 +131,11 @@ def write_config(run: Path, config: RunConfig | Mapping[str, object]) -> None:
         "command": sys.argv,
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
-    (run / FILE).write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
+    (run / name).write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
 
 
-def read_config(run: Path) -> RunConfig:
+def read_config(run: Path, name: str = FILE) -> RunConfig:
     try:
-        return RunConfig(**parse_json(read_regular(run / FILE, MOST_BYTES))["config"])
+        return RunConfig(**parse_json(read_regular(run / name, MOST_BYTES))["config"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{run / FILE} cannot be read: {error}") from error
+        raise DataError(f"{run / name} cannot be read: {error}") from error

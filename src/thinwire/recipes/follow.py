@@ -12,12 +12,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from thinwire.errors import DataError, MissingExtra, ThinwireError
+from thinwire.errors import MissingExtra, ThinwireError
 from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
-from thinwire.files import locked, read_regular
-from thinwire.recipes.config import FILE, MOST_BYTES, RunConfig, write_config
+from thinwire.files import locked
+from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
+RESUMING = "config.resuming.json"
+"""The configuration of a run that is about to be resumed."""
 POLL_S = 0.1
 LAUNCHER_GRACE_S = 3.0
 TIMED_OUT = 124
@@ -97,9 +99,9 @@ def run_local(
     """Train on workers of this machine until they end; ThinwireError says why if they fail."""
     began_s = time.monotonic()
     state, reader = RunState(config.workers), EventReader(folder)
-    with locked(folder, lock_name(0)), written(folder, config, state):
+    with locked(folder, lock_name(0)), written(folder, config, state) as name:
         reader.poll()  # skip the events of a run that is resumed
-        with LocalWorkers(folder, config.workers) as workers:
+        with LocalWorkers(folder, config.workers, arguments=[name]) as workers:
             status = follow(workers, reader, state, watch, limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
         if status != 0 or state.summary is None:
@@ -113,20 +115,20 @@ def lock_name(rank: int) -> str:
 
 
 @contextmanager
-def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[None]:
-    """Keep the configuration in the folder; put back the earlier one if its run could not be resumed."""
-    path = folder / FILE
+def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[str]:
+    """Write the configuration into the folder, and yield the name of its file for the workers.
+
+    That of a run to be resumed is replaced when the run was resumed, and not if that was refused or somebody
+    ended the command before.
+    """
+    name = RESUMING if (folder / FILE).exists() else FILE
+    write_config(folder, config, name)
     try:
-        before = read_regular(path, MOST_BYTES) if path.exists() else None
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    write_config(folder, config)
-    try:
-        yield
-    except BaseException:
-        if before is not None and not state.progress:
-            path.write_bytes(before)
-        raise
+        yield name
+    finally:
+        if name == RESUMING and (state.progress or state.summary is not None):
+            (folder / RESUMING).replace(folder / FILE)
+        (folder / RESUMING).unlink(missing_ok=True)
 
 
 def follow(

@@ -1,6 +1,6 @@
-"""One worker process of a recipe: `python -m thinwire.recipes.worker RUN`, started by torch's launcher.
+"""One worker process of a recipe: `python -m thinwire.recipes.worker RUN CONFIG`, by torch's launcher.
 
-RUN is a run folder with its config.json. The worker reports through its event file there.
+RUN is a run folder, CONFIG the name of its configuration there. The worker reports through its event file.
 """
 
 from __future__ import annotations
@@ -109,4 +109,4 @@ def run_and_exit(work: Callable[[list[str]], object]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    run_and_exit(lambda arguments: work(Path(arguments[0]), read_config(Path(arguments[0])), os.environ))
+    run_and_exit(lambda words: work(Path(words[0]), read_config(Path(words[0]), words[1]), os.environ))

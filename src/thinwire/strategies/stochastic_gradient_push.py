@@ -8,13 +8,17 @@ copy of the values: a message is (z, w/2) and w/2 stays. To receive (z', v) is
 so the sum of w z, and that of w, over workers and messages under way, never change, whoever sends to whom
 and however late. If the payload shows z as q, then w/2 q has left, and what stays is 2 z - q with mass w/2.
 Every chunk of a bucket has a mass of its own, since a round may send some of them only.
+
+A worker takes the next message of a peer when its training has folded in the one before. So one that makes no
+steps cannot draw in the others' mass, and keeps one sum per bucket; the others leave it out until it goes on.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import get_args
 
 import torch
@@ -23,17 +27,20 @@ from torch import Tensor
 from thinwire.compress.payload import Payload, bits
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Strategy
-from thinwire.strategies.gossip.chunks import Chunks, Window, WindowPosition, chunk_size
+from thinwire.strategies.gossip.chunks import Chunks, WindowPosition, chunk_size
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import SAMPLE_EVERY, distance_from_mean
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
 from thinwire.wire.wire import Wire
-from thinwire.wire.work import Work, finished, in_background, training_thread
+from thinwire.wire.work import Work, in_background, training_thread
 
 LEAST_MASS = 1 / 16
 """A worker with less keeps it until it hears from others: its own steps would soon count for nothing."""
+PATIENCE = 16
+"""Rounds in which a message holds back all others of its bucket: on a slow path, several at a time would make
+each of them later. One that takes longer waits for its peer, and only that peer gets nothing meanwhile."""
 _HEAD = 5
 """Numbers before the masses: bucket, steps of the sender, first chunk, number of chunks, payload."""
 _PAYLOADS: tuple[Payload, ...] = get_args(Payload)
@@ -41,14 +48,14 @@ _PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
 @dataclass(slots=True)
 class _Arrival:
-    """A message that has come and is not folded in yet."""
+    """What has come for a bucket and is not folded in yet: one message, or the weighted mean of several."""
 
-    step: int
-    """The sender's, when it sent it."""
-    window: Window
+    values: Tensor
+    """Of the whole bucket; those of chunks that have not come mean nothing."""
     masses: list[float]
-    encoding: Encoding
-    parts: list[Tensor]
+    """By chunk, zero for those that have not come."""
+    sent: list[tuple[int, int]]
+    """Sender, and its step then, of every message."""
 
 
 @dataclass(slots=True)
@@ -57,8 +64,36 @@ class _Channel:
 
     chunks: Chunks
     like: Tensor
-    outgoing: Work = field(default_factory=finished)
+    outgoing: dict[int, tuple[int, Work]] = field(default_factory=dict)
+    """By peer that has not taken its message yet: the step it was sent in, and its sending."""
     arrived: list[_Arrival] = field(default_factory=list)
+    """At most one, however long the training thread does not come for it."""
+
+    def add(self, new: _Arrival) -> None:
+        """Called by one thread, beside training."""
+        with suppress(IndexError):  # nothing waits, or training has just taken it
+            old = self.arrived.pop()
+            masses = [sum(pair) for pair in zip(old.masses, new.masses, strict=True)]
+            old.values.lerp_(new.values, self.weight(new.masses, masses, old.values))
+            new = _Arrival(old.values, masses, old.sent + new.sent)
+        self.arrived.append(new)
+
+    def take(self) -> _Arrival | None:
+        """What has come, which is the caller's from now on."""
+        try:
+            return self.arrived.pop()
+        except IndexError:
+            return None
+
+    def weight(self, new: Sequence[float], all_: Sequence[float], like: Tensor) -> float | Tensor:
+        """How much of each parameter's mass is new: one number, if it is the same for all chunks."""
+        weights = [mass / total if mass else 0.0 for mass, total in zip(new, all_, strict=True)]
+        if all(weight == weights[0] for weight in weights):
+            return weights[0]
+        flat = torch.empty_like(like)
+        for chunk, weight in zip(self.chunks.chunks, weights, strict=True):
+            flat[chunk.start : chunk.stop] = weight
+        return flat
 
 
 @dataclass(slots=True)
@@ -72,7 +107,7 @@ class PushState:
     late_rounds: int = 0
     """Messages from a sender that had done fewer steps."""
     skipped_rounds: int = 0
-    """Rounds that sent nothing, because the last message was still on its way or too little mass was left."""
+    """Rounds that sent nothing, as a message was still on its way or too little mass was left."""
     distance: float = 0.0
     channels: list[_Channel] = field(init=False, repr=False)
     schedule: Schedule = field(init=False, repr=False)
@@ -119,25 +154,34 @@ class StochasticGradientPush(Strategy):
     async def mix(self, bucket: Bucket, state: PushState, wire: Wire) -> None:
         if wire.world_size == 1:
             return
-        step, channel = bucket.step, state.channels[bucket.index]
-        if channel.outgoing.error is not None:
-            raise channel.outgoing.error
+        step = bucket.step
         await in_background()
-        sends = self._may_send(bucket.index, state)
-        state.skipped_rounds += not sends
-        rest = self._send(bucket, step, state, wire) if sends else None
+        peer = self._next_peer(bucket.index, step, state, wire.rank)
+        state.skipped_rounds += peer is None
+        rest = None if peer is None else self._send(bucket, step, peer, state, wire)
         await training_thread()
         if rest is not None:
             bucket.add_(rest)
-        self._fold(bucket, step, state)
+        self._fold(bucket, step, state, wire)
 
-    def _may_send(self, index: int, state: PushState) -> bool:
-        channel, masses = state.channels[index], state.masses[index]
-        count, first = channel.chunks.count(self.share), state.positions[index].chunk
-        enough = min(masses[(first + i) % len(masses)] for i in range(count)) >= LEAST_MASS
-        return channel.outgoing.done() and enough
+    def _next_peer(self, index: int, step: int, state: PushState, rank: int) -> int | None:
+        """Whom this round sends to, if anybody."""
+        channel, masses, position = state.channels[index], state.masses[index], state.positions[index]
+        for _, work in channel.outgoing.values():
+            if work.error is not None:
+                raise work.error
+        channel.outgoing = {to: sent for to, sent in channel.outgoing.items() if not sent[1].done()}
+        count = channel.chunks.count(self.share)
+        enough = min(masses[(position.chunk + i) % len(masses)] for i in range(count)) >= LEAST_MASS
+        if not enough or any(step < sent_in + PATIENCE for sent_in, _ in channel.outgoing.values()):
+            return None
+        peer = state.schedule.peers(rank, position.number).to
+        if peer in channel.outgoing:
+            position.leave_out()
+            return None
+        return peer
 
-    def _send(self, bucket: Bucket, step: int, state: PushState, wire: Wire) -> Tensor | None:
+    def _send(self, bucket: Bucket, step: int, peer: int, state: PushState, wire: Wire) -> Tensor | None:
         """Send a part of a bucket with half of its mass; gives what the payload could not show."""
         index, channel = bucket.index, state.channels[bucket.index]
         count, first = channel.chunks.count(self.share), state.positions[index].chunk
@@ -152,8 +196,7 @@ class StochasticGradientPush(Strategy):
         numbers = [index, step, first, count, _PAYLOADS.index(self.payload)]
         head = torch.tensor([*numbers, *(masses[chunk] for chunk in window.chunks)], dtype=torch.float64)
         message = torch.cat([head.view(torch.uint8).to(body.device), body])
-        peer = state.schedule.peers(wire.rank, window.number).to
-        channel.outgoing = wire.send(message, to=peer)
+        channel.outgoing[peer] = step, wire.send(message, to=peer, tag=index)
         if self.payload == "fp32":
             return None
         rest = [flat[part.start : part.stop] - data for part, data in zip(encoding.parts, sent, strict=True)]
@@ -161,47 +204,55 @@ class StochasticGradientPush(Strategy):
 
     async def serve(self, state: PushState, wire: Wire) -> None:
         device = "meta" if state.channels[0].like.is_meta else "cpu"  # where messages are taken apart
-        async for _, _, message in wire.listen(torch.empty(0, dtype=torch.uint8, device=device)):
+        like = torch.empty(0, dtype=torch.uint8, device=device)
+        async for source, tag, message in wire.listen(like, holds=True):
             if message.is_meta:
+                wire.release(source=source, tag=tag)
                 continue  # sizes alone, without numbers
             head = message[: 8 * _HEAD].view(torch.float64).tolist()
             index, step, first, count, payload = (int(number) for number in head)
             channel = state.channels[index]
             window = channel.chunks.window(WindowPosition(first), count)
             body_at = 8 * (_HEAD + count)
-            masses = message[8 * _HEAD : body_at].view(torch.float64).tolist()
+            came = message[8 * _HEAD : body_at].view(torch.float64).tolist()
+            masses = [0.0] * len(channel.chunks)
+            for chunk, mass in zip(window.chunks, came, strict=True):
+                masses[chunk] = mass
             like = channel.like
             encoding = Encoding(window.spans[0], like.element_size(), _PAYLOADS[payload], 0)
             likes = [like.expand(part.stop - part.start) for part in encoding.parts]
             parts = encoding.read(index, message[body_at:].to(like.device), likes, state.memory)
-            channel.arrived.append(_Arrival(step, window, masses, encoding, parts))
+            values = encoding.spread(parts, 0, channel.chunks.chunks[-1].stop)
+            channel.add(_Arrival(values, masses, [(source, step)]))
 
-    def _fold(self, bucket: Bucket, step: int, state: PushState) -> None:
-        """Move a bucket towards every message that has come for it."""
+    def _fold(self, bucket: Bucket, step: int, state: PushState, wire: Wire) -> None:
+        """Move a bucket towards what has come for it."""
         channel, masses = state.channels[bucket.index], state.masses[bucket.index]
-        while channel.arrived:
-            arrival = channel.arrived.pop(0)
-            state.late_rounds += arrival.step < step
-            weights = []
-            for chunk, mass in zip(arrival.window.chunks, arrival.masses, strict=True):
-                masses[chunk] += mass
-                weights.append(mass / masses[chunk])
-            theirs = arrival.encoding.spread(arrival.parts, 0, bucket.num_parameters)
-            if step % SAMPLE_EVERY == 0:
-                self._sample(bucket, arrival, state)
-            bucket.lerp_(theirs, _weight(bucket, channel.chunks, arrival, weights))
+        arrival = channel.take()
+        if arrival is None:
+            return
+        masses[:] = [sum(pair) for pair in zip(masses, arrival.masses, strict=True)]
+        if step % SAMPLE_EVERY == 0:
+            self._sample(bucket, arrival, state)
+        bucket.lerp_(arrival.values, channel.weight(arrival.masses, masses, arrival.values))
+        for source, sent_in in arrival.sent:
+            state.late_rounds += sent_in < step
+            wire.release(source=source, tag=bucket.index)
 
     def _sample(self, bucket: Bucket, arrival: _Arrival, state: PushState) -> None:
-        own = bucket.read()
-        parts = list(zip(arrival.encoding.parts, arrival.parts, strict=True))
-        apart = sum(float((theirs - own[p.start : p.stop]).square().sum()) for p, theirs in parts)
-        norm = sum(float(theirs.square().sum()) for _, theirs in parts)
+        own, chunks = bucket.read(), state.channels[bucket.index].chunks.chunks
+        came = [chunk for chunk, mass in zip(chunks, arrival.masses, strict=True) if mass]
+        if len(came) == len(chunks):
+            came = [replace(chunks[0], stop=chunks[-1].stop)]
+        parts = [(arrival.values[c.start : c.stop], own[c.start : c.stop]) for c in came]
+        apart = sum(float((theirs - mine).square().sum()) for theirs, mine in parts)
+        norm = sum(float(theirs.square().sum()) for theirs, _ in parts)
         if norm > 0:
             state.distance = distance_from_mean(apart, norm, state.schedule.world_size)
 
     async def settle(self, buckets: Sequence[Bucket], state: PushState, wire: Wire) -> None:
         for bucket in buckets:
-            self._fold(bucket, bucket.step, state)
+            self._fold(bucket, bucket.step, state, wire)
 
     def instruments(self, state: PushState) -> Mapping[str, float]:
         masses = [mass for each in state.masses for mass in each]
@@ -213,15 +264,3 @@ class StochasticGradientPush(Strategy):
             "mass": math.fsum(masses) / len(masses),
             "consensus_distance": state.distance,
         }
-
-
-def _weight(bucket: Bucket, chunks: Chunks, arrival: _Arrival, weights: list[float]) -> float | Tensor:
-    """How far each parameter of a bucket moves: one number, if it is the same for all."""
-    whole = len(arrival.window.chunks) == len(chunks)
-    if whole and all(weight == weights[0] for weight in weights):
-        return weights[0]
-    flat = arrival.parts[0].new_zeros(bucket.num_parameters)
-    for index, weight in zip(arrival.window.chunks, weights, strict=True):
-        chunk = chunks.chunks[index]
-        flat[chunk.start : chunk.stop] = weight
-    return flat

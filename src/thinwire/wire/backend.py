@@ -8,10 +8,9 @@ workers would have to make theirs in one order, and it leaks descriptors. The on
 from __future__ import annotations
 
 import atexit
+import ctypes
 import datetime
-import logging
 import os
-import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from thinwire.errors import UsageError, check
 from thinwire.wire.sockets import Opened, opened_by, shut_down
 from thinwire.wire.waiters import stop_all
 
-_COME_BACK_S = 3.0
+_COME_BACK_S = 2.0
 
 
 @dataclass(slots=True)
@@ -48,7 +47,8 @@ class Backends:
 class Pool:
     """Connected backends that are not in use, by lane. Connecting a full mesh is the slow part of attach."""
 
-    _world: ProcessGroup | None = None
+    world: ProcessGroup | None = None
+    """That the backends belong to, also after the user has destroyed it."""
     _generation: int = 0
     _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -79,13 +79,13 @@ class Pool:
         return backends
 
     def give_back(self, backends: Backends) -> None:
-        if self._world is dist.group.WORLD and self._world is not None:
+        if self.world is dist.group.WORLD and self.world is not None:
             self._free.setdefault(backends.key, []).append(backends)
 
     def use(self, ranks: Sequence[int]) -> str:
         """A name for the next use of these ranks, the same on all of them."""
-        if self._world is not dist.group.WORLD:
-            self._world = dist.group.WORLD
+        if self.world is not dist.group.WORLD:
+            self.world = dist.group.WORLD
             self._generation += 1
             self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
             self.watch_client = self.new_client()
@@ -176,12 +176,15 @@ def start_world() -> None:
 def _at_exit() -> None:
     pool.abort()
     if not stop_all(timeout_s=_COME_BACK_S):
-        # Somebody is still in a backend, and would abort the process when it comes back.
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        # Somebody is in a backend for good: it connects to a host that is cut off, say. Destroying it would
+        # wait for them, so it outlives the interpreter, and the script keeps its exit code.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
+        return
     pool.clear()
+    # A DDP wrapper that is the last owner of a Gloo group joins the group's threads while it holds the GIL,
+    # for which one of them may be waiting (torch 2.13). The pool owns the group too, but it may go before a
+    # wrapper in the user's script does: so its reference stays for good.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool.world))
     if pool.ends_world and dist.is_initialized():
         dist.destroy_process_group()
 

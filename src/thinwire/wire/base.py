@@ -55,6 +55,10 @@ class Lane(Protocol):
     def set_status(self, steps: int, doing: str) -> None:
         """Steps done and what this worker is doing, for peers that wait for it."""
 
+    @property
+    def lost(self) -> BaseException | None:
+        """Why nothing can be sent any more, once a worker is gone."""
+
     def missing(self, steps: int) -> PeerError | None:
         """The error for waiting in the step after `steps` for a worker that will never come there."""
 

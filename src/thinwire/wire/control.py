@@ -100,8 +100,9 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
             for channel in channels.values():
                 channel.socket.close()
             absent = sorted(set(range(world_size)) - set(channels) - {rank})
+            waited_s = timeout_s + min(0.0, time.monotonic() - deadline)
             raise PeerLate(
-                f"worker {rank} has waited {timeout_s:g} s for workers {absent} to attach",
+                f"worker {rank} has waited {waited_s:.3g} s for workers {absent} to attach",
                 rank=absent[0],
                 hint=f"see the output of that worker, and whether it can be reached from here ({error})",
             ) from error

@@ -185,6 +185,10 @@ class LocalLane:
     def set_status(self, steps: int, doing: str) -> None:
         """Nobody here asks who is alive."""
 
+    @property
+    def lost(self) -> BaseException | None:
+        return self._world.error
+
     def missing(self, steps: int) -> None:
         return None
 

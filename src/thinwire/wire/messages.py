@@ -1,7 +1,8 @@
 """Messages to whoever listens: a header that says who sends how much, then the data.
 
 A listener has one receive open for headers from anybody. It stays open while training pauses; at detach a
-neighbour's goodbye ends it, since a backend's receive cannot be taken back.
+neighbour's goodbye ends it, since a backend's receive cannot be taken back. Data is sent when its receive is
+posted, so a listener that has no room for a message leaves it with its sender, whose `send` does not end.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ class Messenger:
         self._progress = Work()
         """Ends when one more was handled."""
         self._own_answers: dict[int, deque[Answer]] = {}
+        self._holds = False
+        """Whether messages wait at their sender until the one before was released."""
+        self._waiting: dict[tuple[int, int], deque[int]] = {}
+        """By sender and tag of those that are not released yet: the bytes of each that waits behind them."""
         self.paused = False
         """Whether listeners end as soon as nothing is left to hand out."""
 
@@ -90,7 +95,7 @@ class Messenger:
         with self._sending:
             works = [
                 self._lane.exchange(send=header, to=to, tag=HEADERS),
-                self._lane.exchange(send=data.cpu() if data.is_cuda else data, to=to, tag=PAYLOADS),
+                self._lane.exchange(send=data.cpu() if data.is_cuda else data, to=to, tag=PAYLOADS + tag),
             ]
         with self._lock:
             self._outgoing = [work for work in self._outgoing if not work.done() or work.error] + works
@@ -114,8 +119,8 @@ class Messenger:
 
     # -- listening --------------------------------------------------------------------------------
 
-    def listen(self, like: Tensor) -> AsyncIterator[Message]:
-        self._like = like
+    def listen(self, like: Tensor, *, holds: bool) -> AsyncIterator[Message]:
+        self._like, self._holds = like, holds
         if self._open is None and self._lane.world_size > 1:
             self._open = Work()
             self._receive_header()
@@ -148,13 +153,39 @@ class Messenger:
             assert self._open is not None
             self._open.finish()
             return
+        with self._lock:
+            held = self._holds and (source, tag) in self._waiting
+            if held:
+                self._waiting[source, tag].append(num_bytes)
+            elif self._holds:
+                self._waiting[source, tag] = deque()
+        if not held:
+            self._receive_payload(source, tag, num_bytes)
+        self._receive_header()
+
+    def _receive_payload(self, source: int, tag: int, num_bytes: int) -> None:
         like = self._like
         assert like is not None, "whoever receives has said what"
         device = "meta" if like.is_meta else "cpu"
         data = torch.empty(num_bytes // like.element_size(), dtype=like.dtype, device=device)
-        came = self._lane.exchange(recv=data, source=source, tag=PAYLOADS)
+        came = self._lane.exchange(recv=data, source=source, tag=PAYLOADS + tag)
         came.when_done(lambda: self._payload_came(Message(source, tag, data), came))
-        self._receive_header()
+
+    def release(self, source: int, tag: int) -> None:
+        with self._lock:
+            waiting = self._waiting.get((source, tag))
+            if not waiting:
+                self._waiting.pop((source, tag), None)
+                return
+            num_bytes = waiting.popleft()
+        self._receive_payload(source, tag, num_bytes)
+
+    def _release_all(self) -> None:
+        with self._lock:
+            waiting, self._waiting, self._holds = self._waiting, {}, False
+        for (source, tag), sizes in waiting.items():
+            for num_bytes in sizes:
+                self._receive_payload(source, tag, num_bytes)
 
     def _payload_came(self, message: Message, work: Work) -> None:
         if not self._failed(work):
@@ -187,6 +218,7 @@ class Messenger:
 
     async def quiesce(self, wire: Wire) -> None:
         """Return when every message of every worker was handled; then the listeners end. Called by all."""
+        self._release_all()  # who released them before waits for this one now
         while True:
             await all_of(self._outgoing)
             counted = torch.tensor(self._sent)

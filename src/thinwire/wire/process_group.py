@@ -26,6 +26,7 @@ from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
 from thinwire.wire.backend import Backends, has_nccl, has_world, pool, start_world
 from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
@@ -34,6 +35,10 @@ from thinwire.wire.work import Work, finished
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
 _SUM = c10d.AllreduceOptions()
+_MEET_S = 30.0
+"""Time to connect to each other for workers who are all there; one that dies just then is not noticed."""
+_LOOK_S = 0.05
+_NOTICE_S = 1.0
 T = TypeVar("T")
 
 
@@ -172,6 +177,10 @@ class ProcessGroupLane:
     def set_status(self, steps: int, doing: str) -> None:
         self._watch.tell(steps, doing)
 
+    @property
+    def lost(self) -> BaseException | None:
+        return self._error
+
     def missing(self, steps: int) -> PeerError | None:
         return self._watch.missing(steps)
 
@@ -298,11 +307,17 @@ def connect(
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     ranks = dist.get_process_group_ranks(base)
+    presence, watches = Presence(base, timeout_s), list[Watch]()
 
     def meet() -> ProcessGroupLane:
-        name = pool.use(ranks)
+        presence.join()
+        if presence.lost is not None:
+            raise presence.lost
+        name, rank = pool.use(ranks), ranks.index(dist.get_rank())
         assert pool.watch_client is not None
-        watch = Watch(pool.watch_client, name, ranks.index(dist.get_rank()), ranks, timeout_s, silence_s)
+        within_s = _MEET_S if presence.complete else max(1.0, presence.left_s)  # or: see who is late
+        watch = Watch(pool.watch_client, name, rank, ranks, within_s, silence_s)
+        watches.append(watch)
         lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
         try:
             lane.connect()
@@ -310,29 +325,41 @@ def connect(
             raise watch.explain(error) from error
         return lane
 
-    return _within(timeout_s + 10, meet)
+    return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
 
 
-def _within(timeout_s: float, call: Callable[[], T]) -> T:
-    """The result of a call that may never return: a client of the store waits for ever for a host that is cut
-    off."""
+def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerError | None]) -> T:
+    """The result of a call that may never return, since a client of the store waits for ever for a host that
+    is cut off; or the error `lost`, should there be one before."""
     results: list[T] = []
     errors: list[BaseException] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             results.append(call())
         except BaseException as error:  # noqa: BLE001  # raised below
             errors.append(error)
+        ended.set()
 
-    thread = threading.Thread(target=run, name="thinwire-connect", daemon=True)
-    thread.start()
-    thread.join(timeout_s)
+    waiters = Waiters("thinwire-connect", limit=1)
+    waiters.submit(run)
+    deadline, cause = time.monotonic() + timeout_s, lost()
+    while cause is None and not ended.wait(_LOOK_S) and time.monotonic() < deadline:
+        cause = lost()
+    told_by = time.monotonic() + _NOTICE_S  # a death breaks several connections, one after another
+    while errors and cause is None and time.monotonic() < told_by:
+        time.sleep(_LOOK_S)
+        cause = lost()
+    if ended.is_set():
+        waiters.stop()
+    if results:
+        return results[0]
+    if cause is not None:
+        raise cause from (errors[0] if errors else None)
     if errors:
         raise errors[0]
-    if not results:
-        raise PeerLost(
-            f"the store that joins the workers has not answered for {timeout_s:g} s",
-            hint="is the host of MASTER_ADDR up, and can it be reached from here?",
-        )
-    return results[0]
+    raise PeerLost(
+        f"the store that joins the workers has not answered for {timeout_s:g} s",
+        hint="is the host of MASTER_ADDR up, and can it be reached from here?",
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -50,12 +51,12 @@ class Waiters:
             with self._lock:
                 self._open -= 1
 
-    def stop(self, timeout_s: float | None = None) -> bool:
-        """End the threads; False if some are still blocked after `timeout_s`."""
+    def stop(self, deadline: float | None = None) -> bool:
+        """End the threads; False if some are still blocked at `deadline`."""
         for _ in self._threads:
             self._calls.put(None)
         for thread in self._threads:
-            thread.join(timeout_s)
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
         return not any(thread.is_alive() for thread in self._threads)
 
 
@@ -64,4 +65,5 @@ _all: weakref.WeakSet[Waiters] = weakref.WeakSet()
 
 def stop_all(timeout_s: float) -> bool:
     """At exit: a thread that comes back from a backend when the interpreter shuts down aborts the process."""
-    return all([waiters.stop(timeout_s) for waiters in list(_all)])  # noqa: C419  # every one of them
+    deadline = time.monotonic() + timeout_s
+    return all([waiters.stop(deadline) for waiters in list(_all)])  # noqa: C419  # every one of them

@@ -88,6 +88,11 @@ class Watch:
         """Host and site of every worker."""
         return [(member.host, member.site) for member in self._members]
 
+    @property
+    def lost(self) -> PeerError | None:
+        """Why training has ended, once it has."""
+        return self._lost
+
     def when_lost(self, call: Callable[[PeerError], None]) -> None:
         """Call, from the watching thread or the one that rings, when a worker is lost."""
         with self._lock:
@@ -117,6 +122,8 @@ class Watch:
 
     def missing(self, steps: int) -> PeerError | None:
         """A worker that will not come to the step after `steps`: it has ended, or leaves before."""
+        if self._lost is not None:  # whoever has ended since then did so because of this one
+            return self._lost
         for other in self._others:
             if other.doing == "left":
                 message = f"{other.name} has ended after step {other.steps} while others still train"

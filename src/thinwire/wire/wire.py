@@ -103,14 +103,20 @@ class Wire:
         to, source = self._base_rank(to), self._base_rank(source)
         return self._lane.exchange(send=send, to=to, recv=recv, source=source, tag=tag)
 
-    def listen(self, like: Tensor) -> AsyncIterator[Message]:
+    def listen(self, like: Tensor, *, holds: bool = False) -> AsyncIterator[Message]:
         """Receive what others `send` or `ask` here: `async for source, tag, data in wire.listen(like)`.
 
         Messages have the dtype and device of `like`, and any length. The loop ends when training pauses or
         detaches, after every message sent to it was handled; `serve` is started again when training goes on.
+        `holds`: a message stays with its sender, whose `send` does not end, until `release` was called for
+        the one before it from that sender with that tag; a pause releases all.
         """
         self._check_whole("listen")
-        return self._messenger.listen(like)
+        return self._messenger.listen(like, holds=holds)
+
+    def release(self, *, source: int, tag: int = 0) -> None:
+        """Take the next message of a sender and tag: the last one needs no memory any more."""
+        self._messenger.release(source, tag)
 
     def send(self, data: Tensor, *, to: int, tag: int = 0) -> Work:
         """Send a message to a worker that listens; it never waits for an answer."""

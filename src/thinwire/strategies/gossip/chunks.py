@@ -29,18 +29,27 @@ class WindowPosition:
     chunk: int = 0
     """The first one of the next round."""
     passes: int = 0
-    """Times the window has gone round the model."""
+    """Times the window has gone round the model, and peers that were left out."""
     rounds: int = 0
     """In this pass."""
 
-    def advance(self, count: int, num_chunks: int) -> tuple[int, int]:
-        """Move on by one round of `count` chunks: its first chunk, and its number in the schedule.
+    @property
+    def number(self) -> int:
+        """Of the next round in the schedule.
 
-        The number is not just a count of rounds: the window goes round in a fixed number of them, as the
-        schedule does, and a chunk that always met the same hop of it would never get further. So each pass
-        begins one hop on.
+        It is not just a count of rounds: the window goes round in a fixed number of them, as the schedule
+        does, and a chunk that always met the same hop of it would never get further. So each pass begins one
+        hop on.
         """
-        first, number = self.chunk, self.passes + self.rounds
+        return self.passes + self.rounds
+
+    def leave_out(self) -> None:
+        """Have the next chunks go to the peer after the next."""
+        self.passes += 1
+
+    def advance(self, count: int, num_chunks: int) -> tuple[int, int]:
+        """Move on by one round of `count` chunks: its first chunk, and its number in the schedule."""
+        first, number = self.chunk, self.number
         self.chunk += count
         self.rounds += 1
         if self.chunk >= num_chunks:
