@@ -54,5 +54,5 @@ def test_other_sizes_are_named_too() -> None:
         with tw.attach(model, optimizer, tw.AllReduce(), process_group=lane) as link:
             link.all_reduce([1.0] * (1 + lane.rank))
 
-    with pytest.raises(PeerDiffers, match="link.all_reduce of 2 numbers while worker 0"):
+    with pytest.raises(PeerDiffers, match=r"link\.all_reduce of 2 numbers while worker 0"):
         run_threads(2, ask)
