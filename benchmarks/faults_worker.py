@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +23,7 @@ from benchmarks.faults_trials import CUTS, HOSTS_PER_SITE, Trial
 from thinwire.engine.link import Link
 from thinwire.errors import PeerError
 from thinwire.strategies.registry import from_text
+from thinwire.wire.work import Work
 
 PAUSE_S = 0.002
 """In every step, so that survivors who wait for nobody do not use up the processor."""
@@ -151,13 +152,13 @@ def _wait_for_groups(trial: Trial, rank: int, log: Path) -> None:
 
 def _act_in_detach(link: Link, fault: Fault) -> None:
     """Between the last round and the moment when workers leave together."""
-    leave: Callable[..., None] = link._transport.leave_together
+    leave = link._core.leaving
 
-    def fault_and_leave(*args: Any) -> None:
+    def fault_and_leave() -> Iterator[Work]:
         fault.at("in detach")
-        leave(*args)
+        return leave()
 
-    link._transport.leave_together = fault_and_leave  # type: ignore[method-assign, assignment]
+    link._core.leaving = fault_and_leave  # type: ignore[method-assign]
 
 
 def _loop(

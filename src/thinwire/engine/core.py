@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -24,6 +23,7 @@ from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.rate_scale import RateScale
 from thinwire.engine.reducer import BackwardReducer
+from thinwire.engine.replicas import decode_names, encode_name
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
@@ -34,7 +34,6 @@ from thinwire.wire.wire import Meter, Wire
 from thinwire.wire.work import Work, in_background
 
 Order = list[tuple[int, int]]
-_NAME_BYTES = 120
 Ranks = tuple[int, ...] | None
 """Workers that hold the same parameters; None: all workers."""
 
@@ -113,6 +112,9 @@ class Core:
         self.meter, self.engine_meter = Meter(), Meter()
         """The strategy's traffic, and the engine's own."""
         self.engine = Endpoint(lane.lane("engine"), self.engine_meter)
+        """For what a step needs."""
+        self.outside = Endpoint(lane.lane("outside"), self.engine_meter)
+        """For what users ask for between steps."""
         # Where replicas differ so may their buffers, and Silent must stay silent.
         policy = buffers if strategy.replicas_agree else "local"
         self.buffers = Buffers(model, policy, self.engine.lane)
@@ -213,13 +215,10 @@ class Core:
         name = next((name for name in names if name), "")
         told = [""] * self.lane.rank + [name]
         if self.strategy.replicas_agree or not name:
-            mine = torch.frombuffer(
-                bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8
-            )
-            everyones = torch.empty(self.lane.world_size * _NAME_BYTES, dtype=torch.uint8)
+            mine = encode_name(name)
+            everyones = mine.new_empty(self.lane.world_size * mine.numel())
             yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
-            rows = everyones.view(-1, _NAME_BYTES)
-            told = [bytes(row.tolist()).decode(errors="replace").strip() for row in rows]
+            told = decode_names(everyones)
         wrong = ", ".join(f"{name} on worker {rank}" for rank, name in enumerate(told) if name)
         raise NumericError(
             f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "
@@ -248,7 +247,7 @@ class Core:
         found: dict[Endpoint, list[Tensor]] = {}
         for tensor in (*self.model.parameters(), *self.model.buffers()):
             if tensor.is_floating_point():
-                found.setdefault(meets.get(id(tensor), self.engine), []).append(local(tensor))
+                found.setdefault(meets.get(id(tensor), self.outside), []).append(local(tensor))
         return found
 
     def before_step(self) -> Iterator[Work]:

@@ -50,7 +50,7 @@ class Link:
         """How long a wait for others may take."""
         self._core, self._transport, self._rebuild = core, transport, rebuild
         self._model, self._optimizers = core.model, core.optimizers
-        self._everyone = Replicas(core.engine, transport.wait)
+        self._everyone = Replicas(core.outside, transport.wait)
         self._attached = True
         self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
         """What completes each, and the thread it has."""
@@ -115,7 +115,8 @@ class Link:
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
         total = torch.tensor(values, dtype=torch.float64)
-        self._everyone.sum_(total)
+        with self._together(f"link.all_reduce of {total.numel()} numbers"):
+            self._everyone.sum_(total)
         return [float(value) for value in total]
 
     def all_gather_object(self, value: Any) -> list[Any]:
@@ -123,15 +124,17 @@ class Link:
         nothing that comes from the network is unpickled."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        return self._everyone.gather_objects(value)
+        with self._together("link.all_gather_object"):
+            return self._everyone.gather_objects(value)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size, as far as all hold the same
         parameters; called by all workers."""
-        # but without the mixer: measuring must not bring exchanges back early
-        self._transport.wait_for(self._core.reducer.stepping())
-        shared = [group.buckets for group in self._core.groups if group.ranks is None]
-        return self._everyone.consensus_distance(list(chain(*shared)))
+        with self._together("link.consensus_distance"):
+            # but without the mixer: measuring must not bring exchanges back early
+            self._transport.wait_for(self._core.reducer.stepping())
+            shared = [group.buckets for group in self._core.groups if group.ranks is None]
+            return self._everyone.consensus_distance(list(chain(*shared)))
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state on this worker, by parameter where it belongs to one."""
@@ -223,9 +226,11 @@ class Link:
         Called by all workers. Forward passes and state dicts finish the steps they need by themselves; call
         it before code that reads or changes parameters directly, such as a moving average or a clamp.
         """
-        self._transport.wait_for(self._core.synchronizing())
-        for finish, _ in self._side_lanes:
-            finish()
+        meets = overrides(self.strategy, "settle") or overrides(self.strategy, "serve")
+        with self._together("link.synchronize") if meets else contextlib.nullcontext():
+            self._transport.wait_for(self._core.synchronizing())
+            for finish, _ in self._side_lanes:
+                finish()
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -239,9 +244,10 @@ class Link:
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
-        self.synchronize()
-        for endpoint, tensors in self._core.averageable().items():
-            Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
+        with self._together("link.average_"):
+            self.synchronize()
+            for endpoint, tensors in self._core.averageable().items():
+                Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
         self._mean_at = self._core.steps
 
     @contextlib.contextmanager
@@ -259,6 +265,20 @@ class Link:
                 for tensor, saved in zip(tensors, own, strict=True):
                     tensor.copy_(saved)
 
+    @contextlib.contextmanager
+    def _together(self, call: str) -> Iterator[None]:
+        """In here all workers are in this call of the user's; whoever is in another one is named."""
+        transport = self._transport
+        if transport.call:  # as a part of that one
+            yield
+            return
+        transport.call = call
+        try:
+            self._everyone.meet(call)
+            yield
+        finally:
+            transport.call = ""
+
     # -- ending -----------------------------------------------------------------------------------
 
     def detach(self) -> None:
@@ -271,13 +291,14 @@ class Link:
         failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
         self._transport.leave(failure)
         try:
-            self.synchronize()
-            if self._mixes and self._mean_at != self._core.steps:
-                self.average_()
-            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
-                _log.warning(advice)
-            self._transport.wait_for(self._core.leaving())
-            self._transport.leave_together(self._core.engine)
+            with self._together("link.detach"):
+                self.synchronize()
+                if self._mixes and self._mean_at != self._core.steps:
+                    self.average_()
+                if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+                    _log.warning(advice)
+                self._transport.wait_for(self._core.leaving())
+                self._everyone.meet("link.detach")  # nobody closes its connections while others still talk
         except PeerError:
             if failure is None:
                 raise

@@ -19,6 +19,7 @@ from thinwire.errors import PeerDiffers
 from thinwire.wire.work import Work
 
 _CHUNK_BYTES = 32 << 20
+_NAME_BYTES = 120
 
 
 class Replicas:
@@ -54,6 +55,24 @@ class Replicas:
         padded[: data.numel()] = data
         rows = self._gather(padded)
         return [json.loads(row[:n].numpy().tobytes()) for row, n in zip(rows, lengths.tolist(), strict=True)]
+
+    def gather_names(self, name: str) -> list[str]:
+        """A short text of every worker, in order of rank."""
+        return decode_names(self._gather(encode_name(name)))
+
+    def meet(self, what: str) -> None:
+        """Raise PeerDiffers, on every worker, unless all of them are about to do this: sizes that do not fit
+        would end in the middle of a backend."""
+        if self._world_size == 1:
+            return
+        told = self.gather_names(what)
+        for rank, other in enumerate(told):
+            if other != told[0]:
+                raise PeerDiffers(
+                    f"worker {rank} is in {other} while worker 0 is in {told[0]}",
+                    rank=rank,
+                    hint="all workers call the methods of a link, and detach, in the same order",
+                )
 
     def check_alike(self, lines: list[str]) -> None:
         """Raise PeerDiffers, on every worker, if one of them describes itself differently."""
@@ -117,6 +136,16 @@ class Replicas:
         self._broadcast_(received, source)
         loaded: dict[str, Any] = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
         return loaded
+
+
+def encode_name(name: str) -> Tensor:
+    """A text, cut to a fixed length, as bytes."""
+    return torch.frombuffer(bytearray(name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES)), dtype=torch.uint8)
+
+
+def decode_names(rows: Tensor) -> list[str]:
+    """The texts of several workers, one after another."""
+    return [bytes(row.tolist()).decode(errors="replace").strip() for row in rows.view(-1, _NAME_BYTES)]
 
 
 def describe(named: Iterable[tuple[str, Tensor]], kind: str) -> list[str]:

@@ -14,7 +14,6 @@ import torch
 
 from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.driver import Driver, ProgressThread, TrainingQueue
-from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerError, PeerLost
 from thinwire.wire.base import Lane
 from thinwire.wire.ranges import range_of
@@ -43,6 +42,8 @@ class Transport:
         self._progress = ProgressThread("thinwire-progress")
         self.driver = Driver(self._progress.soon, self._training.soon)
         self.core: Core | None = None
+        self.call = ""
+        """The method of the link that a user is in, if any."""
         self._leaving = False
         self._failure: BaseException | None = None
 
@@ -75,7 +76,7 @@ class Transport:
         if work.done() and work.error is None:
             return
         began = time.perf_counter()
-        self.set_status("waiting")
+        self.set_status(f"in {self.call}" if self.call else "waiting")
         try:
             with range_of("wait"):
                 self._wait(work)
@@ -121,10 +122,6 @@ class Transport:
         if failure is not None:
             self.timeout_s = min(self.timeout_s, FAILED_S)
         self.set_status()
-
-    def leave_together(self, engine: Endpoint) -> None:
-        """Nobody closes its connections while others still talk."""
-        self.wait(engine.issue(lambda wire: wire.all_reduce_(torch.zeros(1))))
 
     def tell_error(self, error: BaseException) -> None:
         """Tell the others of an error of this worker, so that they need not wait to find out."""

@@ -13,8 +13,9 @@ from thinwire.wire.wire import Wire
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PostLocal(LocalStrategy):
-    """Average gradients in the first steps, in which models change most, and models every `interval` steps
-    after that.
+    """Average gradients in the first steps, and models every `interval` steps after that.
+
+    Models change most in the beginning.
 
     Reference: Lin et al., Don't Use Large Mini-Batches, Use Local SGD, 2020, arXiv:1808.07217.
     """
