@@ -156,9 +156,10 @@ class StochasticGradientPush(Strategy):
             return
         step = bucket.step
         await in_background()
+        flat = check_finite(bucket.read(), bucket)  # nothing changes it before this has come back
         peer = self._next_peer(bucket.index, step, state, wire.rank)
         state.skipped_rounds += peer is None
-        rest = None if peer is None else self._send(bucket, step, peer, state, wire)
+        rest = None if peer is None else self._send(flat, bucket, step, peer, state, wire)
         await training_thread()
         if rest is not None:
             bucket.add_(rest)
@@ -181,7 +182,9 @@ class StochasticGradientPush(Strategy):
             return None
         return peer
 
-    def _send(self, bucket: Bucket, step: int, peer: int, state: PushState, wire: Wire) -> Tensor | None:
+    def _send(
+        self, flat: Tensor, bucket: Bucket, step: int, peer: int, state: PushState, wire: Wire
+    ) -> Tensor | None:
         """Send a part of a bucket with half of its mass; gives what the payload could not show."""
         index, channel = bucket.index, state.channels[bucket.index]
         count, first = channel.chunks.count(self.share), state.positions[index].chunk
@@ -190,7 +193,6 @@ class StochasticGradientPush(Strategy):
         if not channel.like.is_meta:  # sizes alone bring no mass back
             for chunk in window.chunks:
                 masses[chunk] /= 2
-        flat = check_finite(bucket.read(), bucket)  # nothing changes it before this has come back
         encoding = Encoding(window.spans[0], flat.element_size(), self.payload, 0)
         body, sent = encoding.write(index, [flat], state.memory)
         numbers = [index, step, first, count, _PAYLOADS.index(self.payload)]
