@@ -33,8 +33,16 @@ USUAL_PERIOD = 8
 _VARIANTS: Mapping[str, tuple[str, ...]] = {
     "all-reduce": ("all-reduce", "all-reduce:overlap=forward"),
     "gossip-grad": ("gossip-grad", "gossip-grad:share=auto"),
+    "sasgd": ("sasgd:interval=auto",),
+    "diloco": ("diloco:fragments=5:delay=5",),
+    "partial-averaging": (),
+    "post-local": (),
+    "hierarchical-averaging": (),
+    "downpour": (),
+    "easgd": (),
 }
-"""The settings that the standard grid has of a strategy, where these are not just the default ones."""
+"""The settings that the standard grid has of a strategy, where these are not just the default ones; none of
+those that are there to be compared with."""
 
 
 class Rival(Protocol):
@@ -110,7 +118,7 @@ def ours(name: str) -> Ours:
 
 
 def standard_names() -> list[str]:
-    """Our side of the standard grid: every strategy, the ceiling first."""
+    """Our side of the standard grid, the ceiling first."""
     names = [CEILING, *(name for name in registry.names() if name != CEILING)]
     return [variant for name in names for variant in _VARIANTS.get(name, (name,))]
 
