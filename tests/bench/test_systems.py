@@ -28,10 +28,11 @@ from thinwire.strategies import registry
 from thinwire.strategies.all_reduce import AllReduce
 
 
-def test_the_standard_grid_has_every_strategy_the_ceiling_first_and_some_settings() -> None:
+def test_the_standard_grid_has_strategies_the_ceiling_first_and_some_settings() -> None:
     names = standard_names()
     assert names[0] == "silent"
-    assert {name.split(":")[0] for name in names} == set(registry.names())
+    compared_with = {"partial-averaging", "post-local", "hierarchical-averaging", "downpour", "easgd"}
+    assert {name.split(":")[0] for name in names} == set(registry.names()) - compared_with
     assert {"all-reduce", "all-reduce:overlap=forward"} <= set(names)
     assert {"gossip-grad", "gossip-grad:share=auto"} <= set(names)
     assert len(names) == len(set(names))

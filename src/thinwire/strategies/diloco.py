@@ -36,6 +36,7 @@ class DiLoCo(LocalStrategy):
     outer_lr: float | Literal["auto"] = "auto"
     """Of the outer step; "auto": what was best for this number of workers (Charles et al., 2025)."""
     outer_momentum: float = 0.9
+    """Of the outer step."""
     fragments: int = 1
     """Parts of the model that are synchronized in turn."""
     pattern: Pattern = "strided"
