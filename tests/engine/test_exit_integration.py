@@ -92,7 +92,10 @@ def test_who_is_blocked_in_a_backend_for_good_ends_with_its_code() -> None:
 
 
 def die_before_attach() -> None:
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"started/{dist.get_rank()}", "")
     if dist.get_rank() == 1:
+        store.wait(["started/0", "started/2"])  # a death in the start of the group is torch's business
         os.kill(os.getpid(), signal.SIGKILL)
     try:
         train("AllReduce")
