@@ -49,9 +49,9 @@ class HierarchicalAveraging(Strategy):
     def __post_init__(self) -> None:
         check_types(self)
         name, inner = "HierarchicalAveraging", self.inner_interval
-        check(inner >= 1, f"{name}.inner_interval", "1 or more steps", inner)
-        multiple = self.interval >= 1 and self.interval % inner == 0
-        check(multiple, f"{name}.interval", f"a multiple of inner_interval ({inner})", self.interval)
+        check(self.interval >= 1, f"{name}.interval", "1 or more steps", self.interval)
+        divides = inner >= 1 and self.interval % inner == 0
+        check(divides, f"{name}.inner_interval", f"a divisor of interval ({self.interval})", inner)
         check(
             not isinstance(self.groups, int) or self.groups >= 1, f"{name}.groups", "1 or more", self.groups
         )
