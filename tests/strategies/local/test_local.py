@@ -300,7 +300,10 @@ def trained_bytes(strategy: Strategy) -> int:
         (lambda: tw.DiLoCo(interval=4, delay=5), "DiLoCo.delay"),
         (lambda: tw.Trickle(density=0.0), "Trickle.density"),
         (lambda: tw.Trickle(momentum=1.0), "Trickle.momentum"),
-        (lambda: tw.HierarchicalAveraging(inner_interval=3, interval=4), r"inner_interval must be a divisor of interval \(4\)"),
+        (
+            lambda: tw.HierarchicalAveraging(inner_interval=3, interval=4),
+            r"inner_interval must be a divisor of interval \(4\)",
+        ),
         (lambda: tw.EASGD(pull=1.5), "EASGD.pull"),
     ],
 )
