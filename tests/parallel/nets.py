@@ -47,7 +47,7 @@ class Transformer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(60, 12)
-        self.block = nn.TransformerEncoderLayer(12, 2, 20, dropout=0.0, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(12, 2, 24, dropout=0.0, batch_first=True)
         self.head = nn.Linear(12, 18, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -59,7 +59,7 @@ class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(7, 6, num_layers=2, batch_first=True)
-        self.head = nn.Linear(6, 7)
+        self.head = nn.Linear(6, 11)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.lstm(x)[0][:, -1])
@@ -95,7 +95,7 @@ CASES = {
     "cnn": Case(Convolutions, (2, 6, 6), ["classifier.*"], 6),
     "mlp": Case(perceptron, (9,), ["0", "2", "4", "6", "8", "10", "12"], 7),
     "transformer": Case(Transformer, (5,), ["embedding", "block.linear*", "head"], 18, words=60),
-    "lstm": Case(Recurrent, (4, 7), ["lstm", "head"], 7),
+    "lstm": Case(Recurrent, (4, 7), ["lstm", "head"], 11),
 }
 
 

@@ -104,9 +104,9 @@ def test_split_training_is_exact() -> None:
 
 @pytest.mark.slow
 @pytest.mark.processes
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1000)
 @pytest.mark.parametrize("workers", [2, 4, 6])
 def test_every_split_is_exact(workers: int) -> None:
-    for found in run_processes(workers, together, every(workers), STEPS, timeout_s=380):
+    for found in run_processes(workers, together, every(workers), STEPS, timeout_s=980):
         assert list(found) == every(workers)
         check_exact(found, STEPS)
