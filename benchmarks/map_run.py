@@ -167,7 +167,7 @@ class _Saved:
             if now_s - told_s > TELL_EVERY_S or is_last:
                 told_s = now_s
                 note(f"{name}: epoch {evaluated.epoch}, {evaluated.metric} {evaluated.value}")
-            if not training.done and (is_last or now_s - saved_s > SAVE_EVERY_S):
+            if (is_last or now_s - saved_s > SAVE_EVERY_S) and not training.done:
                 self._save()
                 saved_s = time.monotonic()
             if is_last:
