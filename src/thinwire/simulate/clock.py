@@ -86,6 +86,9 @@ class VirtualMedium:
     def now(self) -> float:
         return self._clock.now_s
 
+    def sleep(self, seconds: float) -> Work:
+        return self._clock.sleep(seconds)
+
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         ends = (self._hosts[source], self._hosts[to])
         sent_s, here_s = self._network.transfer(*ends, num_bytes, self._clock.now_s)
