@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,9 @@ class VirtualMedium:
     def now(self) -> float:
         return self._clock.now_s
 
+    def sleep(self, seconds: float) -> Work:
+        return self._clock.sleep(seconds)
+
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         ends = (self._hosts[source], self._hosts[to])
         sent_s, here_s = self._network.transfer(*ends, num_bytes, self._clock.now_s)
@@ -158,6 +162,15 @@ class Pace:
             return 1 / self.speed
         spread = self._spread
         return math.exp(self._random.normal(-(spread**2) / 2, spread)) / self.speed
+
+    def state_dict(self) -> dict[str, Any]:
+        random = None if self._random is None else self._random.bit_generator.state
+        return {"speed": self.speed, "random": random}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.speed = saved["speed"]
+        if self._random is not None:
+            self._random.bit_generator.state = saved["random"]
 
 
 def timetable(
