@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import TCPStore
 
 from thinwire.compress.select import prepare, select_
 from thinwire.compress.sparse import SparseLayout, new_message
@@ -111,14 +112,14 @@ def examine(*, told: Callable[[str], object] = lambda words: None) -> Diagnosis:
 # -- meeting --------------------------------------------------------------------------------------------
 
 
-def _meet(rank: int, world_size: int, master: tuple[str, int]) -> dist.Store:
+def _meet(rank: int, world_size: int, master: tuple[str, int]) -> TCPStore:
     """Connect to the first worker's store, and wait until all have."""
     where = f"{master[0]}:{master[1]}"
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"  # torchrun keeps the store itself
     try:
         if rank > 0:
             _connect(master)
-        store = dist.TCPStore(  # type: ignore[attr-defined]  # torch.distributed exports it at run time only
+        store = TCPStore(
             *master,
             None,
             rank == 0 and not agent,
@@ -164,7 +165,7 @@ def _connect(master: tuple[str, int]) -> None:
             return
 
 
-def _exchange(store: dist.Store, what: str, value: Any, rank: int, world_size: int) -> list[Any]:
+def _exchange(store: TCPStore, what: str, value: Any, rank: int, world_size: int) -> list[Any]:
     """Everybody's value, in order of rank."""
     store.set(f"doctor/{what}/{rank}", json.dumps(value))
     try:
@@ -175,7 +176,7 @@ def _exchange(store: dist.Store, what: str, value: Any, rank: int, world_size: i
 
 
 def _measure_paths(
-    store: dist.Store, listener: Listener, own: HostFacts, hosts: Sequence[HostFacts]
+    store: TCPStore, listener: Listener, own: HostFacts, hosts: Sequence[HostFacts]
 ) -> tuple[HostPath, ...]:
     """Every pair, some of them at a time; raises if two cannot reach each other."""
     found, wrong = list[HostPath](), list[str]()
