@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -154,6 +155,13 @@ class Pace:
         spread = self._spread
         vary = math.exp(self._random.normal(-(spread**2) / 2, spread)) if spread else 1.0
         return vary / self.speed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"speed": self.speed, "random": self._random.bit_generator.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.speed = saved["speed"]
+        self._random.bit_generator.state = saved["random"]
 
 
 def timetable(
