@@ -32,8 +32,8 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     found = measure_script([written(tmp_path, TRAIN)])
     assert found.name == "train.py"
     assert found.shapes == ((128, 64), (128,), (10, 128), (10,))
-    assert 0.01 <= found.forward_s
-    assert 0.02 <= found.backward_s
+    assert found.forward_s >= 0.01
+    assert found.backward_s >= 0.02
     assert found.compute_s < 5
     assert found.shares is not None
     assert len(found.shares) == 4
