@@ -100,7 +100,7 @@ def plan(
         sizes = sizes if batch is None else replace(sizes, batch=batch)
     elif sizes is None:
         assert recipe is not None
-        sizes = _measured(recipe, batch, data, device)
+        sizes = measured(recipe, batch, data, device)
     made = make_plan(sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note)
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
     if proposal is not None:
@@ -173,7 +173,7 @@ def _sizes(
     return Workload.of_sizes(params, layers, parse_duration(compute, field="compute"))
 
 
-def _measured(recipe: str, batch: int | None, data: Path | None, device: str) -> Workload:
+def measured(recipe: str, batch: int | None, data: Path | None, device: str) -> Workload:
     """A recipe's model with the times of some steps on this machine."""
     from thinwire.planner.measure import STEPS, WARM_UP, StepRecorder
     from thinwire.recipes.config import resolve
@@ -184,5 +184,5 @@ def _measured(recipe: str, batch: int | None, data: Path | None, device: str) ->
     make_steps, num_steps = load(config)
     with StepRecorder().recording() as recorder:
         make_steps(WARM_UP + STEPS)
-    measured = recorder.workload(recipe, batch=config.batch_size)
-    return replace(measured, num_steps=num_steps, recipe=recipe)
+    found = recorder.workload(recipe, batch=config.batch_size)
+    return replace(found, num_steps=num_steps, recipe=recipe)

@@ -15,7 +15,6 @@ from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.accuracy import expected
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.predict import Planner
-from thinwire.planner.recommend import EQUAL
 from thinwire.planner.workload import FORWARD_SHARE, Workload
 from thinwire.strategies import registry
 from thinwire.strategies.base import SAME, Bucket, Strategy, overrides
@@ -30,6 +29,8 @@ OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "gtopk")
 of them keep state of the same name."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
 """Numbers that are sent to measure the wire: a part of the model's, within bounds."""
+EQUAL = 0.05
+"""Speeds that differ by less than this share count as equal."""
 WRONG = 1.1
 """A pick is taken back if its steps take so many times those of the one before."""
 CHANGED = 2.0
