@@ -19,7 +19,6 @@ from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
-from thinwire.units import count
 
 MOST_WORKERS = 10_000
 BUDGET = 1.0
@@ -88,7 +87,7 @@ def plan(
     sizes = _sizes(recipe, script, params, layers, compute, net)
     if sizes is not None and batch is not None:
         sizes = sizes.with_batch(batch)
-    wanted = f"{count(len(strategy), 'strategy')}" if strategy else "all strategies"
+    wanted = ", ".join(strategy) if strategy else "all strategies"
     note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
     from thinwire.planner.plan import make_plan  # which imports torch
 
