@@ -39,8 +39,19 @@ def train_until(fault: Fault, timeout_s: float) -> None:
                 time.sleep(10 * BEAT_S)  # until peers have read how far this worker is
                 if fault.kind == "leave":
                     return
+                if fault.kind == "call":
+                    link.all_reduce([1.0])  # which nobody else does
+                if fault.kind == "finally":
+                    fail_and_detach(link)
                 commit(fault)
             step_once(model, optimizer, step, link.rank)
+
+
+def fail_and_detach(link: tw.Link) -> None:
+    try:
+        raise ArithmeticError("the batch was bad")
+    finally:
+        link.detach()
 
 
 def commit(fault: Fault) -> None:
@@ -71,6 +82,8 @@ def survivors(fault: Fault, *, timeout_s: float) -> list[str]:
         ("raise", NEVER_S, "PeerLost", "left at step 20 with ArithmeticError: the batch was bad"),
         ("sleep", 5.0, "PeerLate", "is alive, at step 20;"),
         ("leave", NEVER_S, "PeerLost", "leaves after 20 steps, this one is at step 21"),
+        ("finally", NEVER_S, "PeerLost", "left at step 20 with ArithmeticError: the batch was bad"),
+        ("call", NEVER_S, "PeerDiffers", "is in link.all_reduce of 1 numbers at step 20, and worker"),
     ],
 )
 def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, cause: str) -> None:

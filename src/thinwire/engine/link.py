@@ -91,7 +91,7 @@ class Link:
         self._parameters = {id(p): p for p in sent}
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._check_pass
+            self._core.reducer.hooks.check = self._begin_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -272,7 +272,7 @@ class Link:
         if transport.call:  # as a part of that one
             yield
             return
-        transport.call = call
+        transport.call, transport.calls = call, transport.calls + 1
         try:
             self._everyone.meet(call)
             yield
@@ -302,6 +302,9 @@ class Link:
         except PeerError:
             if failure is None:
                 raise
+        except BaseException as error:
+            self._transport.tell_error(failure or error)
+            raise
         finally:
             self._unhook()
             self._stop()
@@ -337,6 +340,7 @@ class Link:
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._transport.passes += 1
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
             self._check_pass()
@@ -352,6 +356,10 @@ class Link:
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
+
+    def _begin_pass(self) -> None:
+        self._transport.passes += 1
+        self._check_pass()
 
     def _check_pass(self) -> None:
         """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
@@ -378,6 +386,7 @@ class Link:
 
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
+        self._transport.passes = 0
         self._transport.set_status()
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
-from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.work import Work, finished
 
 Call = Callable[[], None]
@@ -182,21 +182,22 @@ class LocalLane:
     def now(self) -> float:
         return self._world.medium.now()
 
-    def set_status(self, steps: int, doing: str) -> None:
+    def set_status(self, status: Status) -> None:
         """Nobody here asks who is alive."""
 
     @property
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self, steps: int) -> None:
+    def missing(self) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
 
-    def abort(self, error: PeerError) -> None:
+    def abort(self, error: PeerError) -> BaseException:
         self._world.lose(error)
+        return self._world.error or error
 
     def close(self) -> None:
         """There is nothing to close."""
