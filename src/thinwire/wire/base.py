@@ -82,6 +82,9 @@ class Lane(Protocol):
     def now(self) -> float:
         """Seconds on the clock that this lane's works end by; only differences mean something."""
 
+    def sleep(self, seconds: float) -> Work:
+        """A work that ends after so many seconds of that clock."""
+
     def set_status(self, status: Status) -> None:
         """What this worker is doing, for peers that wait for it."""
 
