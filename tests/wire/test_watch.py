@@ -94,11 +94,11 @@ def test_who_is_told_while_it_looks_around_names_the_first_cause(
     first_cause = PeerLost("worker 1 left", rank=1, host="there")
     absence = Watch._absence
 
-    def look_slowly(watch: Watch, other: Member) -> PeerError | None:
+    def look_slowly(watch: Watch, other: Member, landing: int) -> PeerError | None:
         if watch is three[0] and watch._lost is None:
             watch._claim(first_cause)  # of which the listeners will know in a moment
             watch._members[2].status = Status(doing=LEFT)
-        return absence(watch, other)
+        return absence(watch, other, landing)
 
     monkeypatch.setattr(Watch, "_absence", look_slowly)
     assert three[0].missing() is first_cause
@@ -113,14 +113,16 @@ def test_a_failed_operation_is_not_explained_before_all_is_heard(
 ) -> None:
     """On a busy machine the thread that listens may run late: silence for a moment means nothing."""
     monkeypatch.setattr(watch_module, "_NOTICE_S", 0.0)
-    hear, may_hear = Watch._hear, threading.Event()
+    hear, late, may_hear = Watch._hear, threading.Event(), threading.Event()
 
     def hear_late(watch: Watch, rank: int, message: control.Message) -> None:
         if watch is three[0]:
+            late.set()
             may_hear.wait(LONG_S)
         hear(watch, rank, message)
 
     monkeypatch.setattr(Watch, "_hear", hear_late)
+    assert late.wait(LONG_S)
     with ThreadPoolExecutor(1) as pool:
         explained = pool.submit(three[0].explain, RuntimeError("connection closed"))
         three[2].ring(PeerLost("worker 2 left", rank=2))
@@ -189,6 +191,16 @@ def test_who_leaves_early_is_missed_by_those_who_go_on(three: list[Watch]) -> No
     for fine in (Status(4, doing=WAITING), Status(5, doing=DETACHING), Status(5)):
         three[1].tell(fine)
         assert three[1].missing() is None
+
+
+def test_who_leaves_with_fewer_steps_is_missed_by_those_who_wait_for_its_part_of_the_last_one(
+    three: list[Watch],
+) -> None:
+    three[0].tell(Status(steps=5, doing=DETACHING))
+    three[1].tell(Status(steps=6, doing=DETACHING))
+    assert "leaves after 5 steps, this one after 6" in str(eventually(lambda: three[1].missing(landing=6)))
+    assert three[1].missing(landing=5) is None  # a step that both have made
+    assert three[1].missing() is None
 
 
 def test_who_leaves_with_an_error_is_missed_with_that_error(three: list[Watch]) -> None:

@@ -25,6 +25,7 @@ from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.replicas import Replicas
+from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
@@ -65,9 +66,11 @@ class Link:
             self._model, self._optimizers, finish=lambda: transport.wait_for(core.mixer.landing_all())
         )
         self._idle_watch: IdleWatch | None = None
+        self._scaled_steps: ScaledSteps | None = None
         if self._mixes:
             self._access_hooks.hook(self._step_hooks.handles)
             if self.world_size > 1:
+                self._scaled_steps = ScaledSteps(self._optimizers)
                 self._idle_watch = IdleWatch(self._optimizers, self.strategy)
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
         self._mean_at = 0
@@ -329,6 +332,8 @@ class Link:
         self._step_hooks.unhook()
         if self._idle_watch is not None:
             self._idle_watch.stop()
+        if self._scaled_steps is not None:
+            self._scaled_steps.unhook()
 
     def _stop(self) -> None:
         for _, progress in self._side_lanes:

@@ -197,7 +197,7 @@ class LocalLane:
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self) -> None:
+    def missing(self, landing: int = 0) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:

@@ -184,8 +184,8 @@ class ProcessGroupLane:
     def lost(self) -> BaseException | None:
         return self._error
 
-    def missing(self) -> PeerError | None:
-        return self._watch.missing()
+    def missing(self, landing: int = 0) -> PeerError | None:
+        return self._watch.missing(landing)
 
     def late_error(self, cause: str) -> PeerLate:
         return self._watch.late(cause)
