@@ -163,6 +163,34 @@ def test_gradients_that_were_dropped_never_count(strategy: Strategy, set_to_none
             assert all(torch.equal(a, b) for a, b in zip(weights, ours, strict=True))
 
 
+class Square(nn.Module):
+    """One parameter of some type, pulled towards zero."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.only = nn.Parameter(torch.ones(40, dtype=dtype))
+
+    def forward(self, rest: Tensor) -> Tensor:
+        return rest + self.only.double().square().sum()
+
+
+@every_talking
+def test_parameters_of_several_types_are_trained(strategy: Strategy) -> None:
+    def train(lane: LocalLane) -> list[float]:
+        dtypes = (torch.bfloat16, torch.float32, torch.float64)  # as models in reduced precision have them
+        model = nn.Sequential(*map(Square, dtypes))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.1)
+        with attach(model, optimizer, strategy, lane):
+            for _ in range(12):
+                optimizer.zero_grad()
+                model(torch.zeros(())).backward()
+                optimizer.step()
+        return [float(p.detach().abs().mean()) for p in model.parameters()]
+
+    for means in run_threads(3, train):
+        assert all(mean < 0.9 for mean in means)
+
+
 class Only(nn.Module):
     """One parameter."""
 

@@ -295,10 +295,8 @@ class Core:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
         self.landing_step = self.steps
         yield from self.reducer.stepping()
-        waits = not overrides(
-            self.strategy, "serve"
-        )  # messages go to whoever listens, however many steps it makes
-        self.landing_step = self.mixer.newest_step if waits else 0
+        # Messages to whoever listens are taken, however many steps that one makes.
+        self.landing_step = 0 if overrides(self.strategy, "serve") else self.mixer.newest_step
         yield from self.mixer.landing_all()
         self.landing_step = 0
         for group in self.groups:
