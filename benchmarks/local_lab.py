@@ -2,15 +2,12 @@
 
     python -m benchmarks.local_lab                                  all cells, 35 minutes on 2 quiet cores
     python -m benchmarks.local_lab --cells 8x20mbit,8x50mbit        some of them
-    python -m benchmarks.local_lab --cells sites                    two sites of four hosts each
     python -m benchmarks.local_lab --cells 4x1gbit --systems trickle --trial      a minute, to see it work
 
 Emulated accelerators of 0.3 s per step with 5 M parameters. Cells are WORKERSxRATE: 4 or 8 hosts of the lab
 with 20, 50 or 200 Mbit/s or 1 Gbit/s. Systems are warmed up and timed by turns in the same processes, by the
 harness of `thinwire bench`, over whole intervals. Efficiency is the speed of workers that send nothing over
 that of the system, in the same turn.
-
-`sites` is another network: two sites of four hosts, 1 Gbit/s to a host, 20 Mbit/s between the sites.
 """
 
 from __future__ import annotations
