@@ -1,7 +1,7 @@
 """The claim of the SASGD paper, replayed: SASGD against Downpour and EAMSGD with 8 workers.
 
     python -m benchmarks.sasgd_claim                    digits-cnn, interval 8: 15 minutes on one core
-    python -m benchmarks.sasgd_claim --intervals 8,32 --jobs 2
+    python -m benchmarks.sasgd_claim --minutes 5        in portions: the next command goes on
     python -m benchmarks.sasgd_claim --quick            two rates and one seed, to see it work
 
 Cong, Bhardwaj and Feng (2017) report that SASGD beats Downpour and EAMSGD. Here all three train the same net
@@ -14,18 +14,22 @@ Training is real, on the virtual clock: 100 Mbit/s, 0.4 ms latency, 10 ms of com
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-from collections.abc import Iterable, Sequence
+import sys
+import time
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.optim import SGD
 
-from benchmarks.common import note, parser_of, print_head, print_row, result_file
+from benchmarks.common import ROOT, note, parser_of, print_head, print_row, result_file
 from thinwire.errors import NumericError
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
@@ -60,6 +64,10 @@ class ClaimRun:
     @property
     def settings(self) -> tuple[str, int, float, float]:
         return (self.system, self.interval, self.rate, self.momentum)
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        return (*self.settings, self.seed, self.epochs)
 
 
 def with_sgd(rate: float, momentum: float) -> Recipe:
@@ -106,13 +114,30 @@ def train(run: ClaimRun) -> ClaimRun:
     )
 
 
-def train_all(runs: Iterable[ClaimRun], jobs: int) -> list[ClaimRun]:
-    done = []
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        for run in pool.map(train, runs):
-            note(f"{run.settings}, seed {run.seed}: {run.value:.4f}")
-            done.append(run)
-    return done
+class Trainings:
+    """Trains what is not in the file yet, until the time is up."""
+
+    def __init__(self, file: Path, jobs: int, minutes: float) -> None:
+        self._file, self._jobs = file, jobs
+        self._deadline_s = time.monotonic() + 60 * minutes
+        file.parent.mkdir(parents=True, exist_ok=True)
+        lines = file.read_text().splitlines() if file.exists() else []
+        done = [ClaimRun(**json.loads(line)) for line in lines]
+        self._done = {run.key: run for run in done}
+
+    def __call__(self, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
+        """All of them, trained; exits if there was no time for all."""
+        missing = [run for run in runs if run.key not in self._done]
+        with ProcessPoolExecutor(self._jobs, mp_context=get_context("spawn")) as pool:
+            for first in range(0, len(missing), self._jobs):
+                if time.monotonic() > self._deadline_s:
+                    sys.exit(f"{len(missing) - first} trainings left: run the same command again")
+                for run in pool.map(train, missing[first : first + self._jobs]):
+                    note(f"{run.settings}, seed {run.seed}: {run.value:.4f}")
+                    self._done[run.key] = run
+                    with self._file.open("a") as lines:
+                        lines.write(json.dumps(asdict(run)) + "\n")
+        return [self._done[run.key] for run in runs]
 
 
 def tuned(runs: Sequence[ClaimRun], system: str, interval: int) -> ClaimRun:
@@ -127,6 +152,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=5, help="compared on so many; tuned on another (5)")
     parser.add_argument("--epochs", type=int, default=20, help="(20)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once (1)")
+    parser.add_argument("--minutes", type=float, default=60, help="time after which none is begun (60)")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "sasgd_claim.jsonl", help="what is done")
     parser.add_argument("--quick", action="store_true", help="not a result: saved below runs/")
     return parser.parse_args(arguments)
 
@@ -143,8 +170,8 @@ def main() -> None:
         ClaimRun(system=system, interval=interval, rate=rate, momentum=momentum, **given)
         for system, interval, rate, momentum in product(SYSTEMS, intervals, rates, MOMENTA)
     ]
-    tuning = train_all(grid, arguments.jobs)
-    file.save({"config": vars(arguments), "tuning": [asdict(run) for run in tuning], "runs": []})
+    trained = Trainings(arguments.work, arguments.jobs, arguments.minutes)
+    tuning = trained(grid)
     best = [tuned(tuning, system, interval) for interval, system in product(intervals, SYSTEMS)]
     runs = train_all(
         (replace(run, seed=seed) for run in best for seed in range(1, seeds + 1)), arguments.jobs
