@@ -173,9 +173,7 @@ def main() -> None:
     trained = Trainings(arguments.work, arguments.jobs, arguments.minutes)
     tuning = trained(grid)
     best = [tuned(tuning, system, interval) for interval, system in product(intervals, SYSTEMS)]
-    runs = train_all(
-        (replace(run, seed=seed) for run in best for seed in range(1, seeds + 1)), arguments.jobs
-    )
+    runs = trained([replace(run, seed=seed) for run in best for seed in range(1, seeds + 1)])
     rows = [asdict(run) for run in runs]
     path = file.save({"config": vars(arguments), "tuning": [asdict(run) for run in tuning], "runs": rows})
     print_head(
