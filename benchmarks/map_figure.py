@@ -14,15 +14,17 @@ TEXT, QUIET, LINE, OTHER, OURS = "#1f2328", "#59636e", "#d0d7de", "#8c959f", "#0
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 MOST_LOST = 8.0
 """Points that lost more lie on the upper edge."""
-LEAST_LOST = -1.0
+LEAST_LOST = -0.5
+LABELLED = (EXACT, "trickle")
+"""Beside the points of the frontier."""
 NAMES = {"20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 
 
 class Panel:
     """One rate: seconds to the target, on a logarithmic scale, to the right; what was lost upwards."""
 
-    def __init__(self, left: float, points: Sequence[MapPoint]) -> None:
-        self._left, self._points = left, points
+    def __init__(self, left: float, points: Sequence[MapPoint], most_lost: float) -> None:
+        self._left, self._points, self._most_lost = left, points, most_lost
         seconds = [_seconds(point) for point in points]
         self._low, self._high = math.log10(min(seconds) * 0.8), math.log10(max(seconds) * 1.25)
 
@@ -31,7 +33,8 @@ class Panel:
         return self._left + LEFT + share * (PANEL_WIDTH - LEFT - GAP)
 
     def _y(self, lost: float) -> float:
-        share = (min(max(lost, LEAST_LOST), MOST_LOST) - LEAST_LOST) / (MOST_LOST - LEAST_LOST)
+        most = self._most_lost
+        share = (min(max(lost, LEAST_LOST), most) - LEAST_LOST) / (most - LEAST_LOST)
         return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
     def draw(self, title: str, unit: str) -> list[str]:
@@ -49,13 +52,15 @@ class Panel:
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">'
                 f"<title>{escape(label)}</title></circle>"
             )
-            if point in best or point.strategy == EXACT:
-                parts.append(_text(x + 7, y - 6, short(point.strategy), TEXT, ' font-size="10"'))
+            if point in best or point.strategy in LABELLED:
+                at_edge = x > self._left + 0.75 * PANEL_WIDTH
+                more = ' font-size="10"' + (' text-anchor="end"' if at_edge else "")
+                parts.append(_text(x + (-7 if at_edge else 7), y - 6, short(point.strategy), TEXT, more))
         return parts
 
     def _axes(self, unit: str) -> list[str]:
         parts, right = list[str](), self._left + PANEL_WIDTH - GAP
-        for lost in range(0, int(MOST_LOST) + 1, 2):
+        for lost in range(0, int(self._most_lost) + 1, 1 if self._most_lost <= 4 else 2):
             y = self._y(lost)
             parts.append(f'<path d="M{self._left + LEFT},{y:.1f}H{right}" stroke="{LINE}"/>')
             parts.append(_text(self._left + LEFT - 6, y + 4, str(lost), QUIET, ' text-anchor="end"'))
@@ -93,10 +98,11 @@ def short(strategy: str) -> str:
 def draw(points: Sequence[MapPoint], unit: str) -> str:
     """One panel for each rate, side by side."""
     parts = list[str]()
+    most_lost = min(MOST_LOST, max(2.0, 0.5 + max(point.lost for point in points)))
     for number, rate in enumerate(RATES):
         here = [point for point in points if point.rate == rate]
         if here:
-            parts += Panel(number * PANEL_WIDTH, here).draw(NAMES[rate], unit)
+            parts += Panel(number * PANEL_WIDTH, here, most_lost).draw(NAMES[rate], unit)
     width = len(RATES) * PANEL_WIDTH
     size = f'width="{width}" height="{HEIGHT}" viewBox="0 0 {width} {HEIGHT}"'
     head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="11">'

@@ -75,7 +75,7 @@ def _choices(points: Sequence[MapPoint]) -> list[str]:
             best = min(good, key=lambda p: p.to_target_s[-1] or 0.0)
             ratio = (exact.to_target_s[-1] or 0.0) / (best.to_target_s[-1] or 1.0)
             cells = [str(workers), NAMES[rate], _times(exact), f"`{best.strategy}`", _times(best)]
-            cells += [f"{ratio:.1f}", f"{best.lost:+.1f}", f"{100 * best.sent_share:.2g} %"]
+            cells += [f"{ratio:.1f}", f"{best.lost:+.1f}", f"{_percent(best.sent_share)}"]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -88,12 +88,16 @@ def _all_of_them(points: Sequence[MapPoint], workers: int) -> list[str]:
     by_strategy = {s: [p for p in here if p.strategy == s] for s in dict.fromkeys(p.strategy for p in here)}
     for strategy, own in sorted(by_strategy.items(), key=lambda item: min(p.lost for p in item[1])):
         lost = sorted({f"{point.lost:+.1f}" for point in own}, key=float)
-        sent = sorted({f"{100 * point.sent_share:.2g} %" for point in own})
+        sent = [_percent(share) for share in sorted(point.sent_share for point in own)]
         times = {point.rate: _times(point) for point in own}
         cells = [f"`{strategy}`", " to ".join(dict.fromkeys((lost[0], lost[-1])))]
         cells += [" to ".join(dict.fromkeys((sent[0], sent[-1]))), *(times.get(rate, "") for rate in RATES)]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
 
 
 def _times(point: MapPoint) -> str:

@@ -75,8 +75,9 @@ def _point(own: Sequence[MapRun], exact: Sequence[MapRun], targets: Sequence[flo
 
 
 def _at_share(runs: Sequence[MapRun], share: float) -> float:
-    """What runs have reached, on average, after a share of their epochs."""
-    return statistics.mean(_best_so_far(run)[max(0, round(share * run.epochs) - 1)] for run in runs)
+    """What runs have, on average, after a share of their epochs."""
+    places = [max(0, round(share * run.epochs) - 1) for run in runs]
+    return statistics.mean(run.values[place] or 0.0 for run, place in zip(runs, places, strict=True))
 
 
 def _best_so_far(run: MapRun) -> list[float]:
