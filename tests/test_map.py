@@ -17,7 +17,8 @@ from benchmarks.map_run import RATES, MapRun, MapTask, clocked, feels_the_rate, 
 TASK = MapTask(recipe="digits-cnn", strategy="trickle", workers=2, seed=0, rate=None, epochs=2, device="cpu")
 
 
-def test_a_training_in_portions_gives_the_same_run(tmp_path: Path) -> None:
+def test_a_training_in_portions_gives_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.map.RESULTS", tmp_path / "results")
     (tmp_path / "whole").mkdir()
     whole = train(TASK, tmp_path / "whole", time.monotonic() + 600)
     assert whole is not None
