@@ -82,8 +82,8 @@ MUTANTS = [
     Mutant(
         "buckets sent from the last to the first",
         "engine/reducer.py",
-        "        bucket = self._buckets[len(self._tasks)]\n        bucket.gather_(self.weight)",
-        "        bucket = self._buckets[~len(self._tasks)]\n        bucket.gather_(self.weight)",
+        "        bucket = self._buckets[len(self._tasks)]\n        own = bucket.gather_(self.weight)",
+        "        bucket = self._buckets[~len(self._tasks)]\n        own = bucket.gather_(self.weight)",
         "exact/test_loops.py",
     ),
     Mutant(

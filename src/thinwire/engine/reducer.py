@@ -75,7 +75,7 @@ class BackwardReducer:
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
             yield task
             if not bucket.gradient.is_cpu:
-                bucket.scatter_()
+                bucket.scatter_([p.grad for p in bucket.parameters])
         for rows in self._rows:
             yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
@@ -84,11 +84,11 @@ class BackwardReducer:
 
     def _send(self) -> None:
         bucket = self._buckets[len(self._tasks)]
-        bucket.gather_(self.weight)
+        own = bucket.gather_(self.weight)
         task = self._launcher.reduce(bucket, bucket.place)
-        self._tasks.append(self._scattered(task, bucket) if bucket.gradient.is_cpu else task)
+        self._tasks.append(self._scattered(task, bucket, own) if bucket.gradient.is_cpu else task)
 
-    def _scattered(self, task: Task, bucket: ParameterBucket) -> Work:
+    def _scattered(self, task: Task, bucket: ParameterBucket, own: Sequence[Tensor | None]) -> Work:
         """Ends when the gradients are back, which happens where the task ends: beside backward.
 
         Not for other devices, where only the training thread knows the stream that backward uses.
@@ -99,7 +99,7 @@ class BackwardReducer:
             try:
                 if task.error is not None:
                     raise task.error
-                bucket.scatter_()
+                bucket.scatter_(own)
             except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
                 work.fail(error)
             else:
