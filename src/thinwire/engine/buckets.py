@@ -248,8 +248,8 @@ class ParameterBucket:
 
     @torch.no_grad()
     def scatter_(self, own: Sequence[Tensor | None]) -> None:
-        """Copy the reduced gradients back into what `gather_` returned; a parameter no worker used keeps having
-        none."""
+        """Copy the reduced gradients back into what `gather_` returned; a parameter that no worker used keeps
+        having none."""
         if self.gradient.is_meta:
             return
         self.divide_()

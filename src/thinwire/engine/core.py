@@ -191,16 +191,10 @@ class Core:
 
     def reduce(self, bucket: Gradients, place: int) -> Task:
         group = self._group_of[place]
-
-        reduce = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
-
-        async def remember_and_reduce(wire: Wire) -> None:
-            await in_background()
-            self.buckets[place].remember_()
-            await reduce(wire)
-
+        make: Make = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
+        if self.buckets[place].leaves:
+            make = partial(_remember_and_reduce, self.buckets[place], make)
         with range_of("reduce"):
-            make = remember_and_reduce if self.buckets[place].leaves else reduce
             return group.endpoint.start(self._driver, "reduce", make, f"reduce {place}")
 
     def reduce_rows(self, rows: SparseRows, weight: float) -> Task:
@@ -355,3 +349,9 @@ class Core:
                 group.state = state.load(group.state, saved[rank]["plain"][number])
             else:
                 state.load_same(group.state, furthest["plain"][number])
+
+
+async def _remember_and_reduce(bucket: ParameterBucket, reduce: Make, wire: Wire) -> None:
+    await in_background()
+    bucket.remember_()
+    await reduce(wire)

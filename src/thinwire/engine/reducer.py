@@ -15,7 +15,7 @@ from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.strategies.base import Gradients, Overlap
-from thinwire.wire.work import Work
+from thinwire.wire.work import Work, all_of
 
 
 class Launcher(Protocol):
@@ -72,8 +72,8 @@ class BackwardReducer:
         """What to wait for, one after another, until the gradients are final."""
         while len(self._tasks) < len(self._buckets):
             self._send()
-        for task, bucket in zip(self._tasks, self._buckets, strict=True):
-            yield task
+        yield all_of(self._tasks)  # one after another would wake this thread for each
+        for bucket in self._buckets:
             if not bucket.gradient.is_cpu:
                 bucket.scatter_([p.grad for p in bucket.parameters])
         for rows in self._rows:
