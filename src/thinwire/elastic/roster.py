@@ -1,0 +1,165 @@
+"""One membership after another, as one worker knows them: the state machine that the control sockets feed.
+
+Whoever is behind is told what was decided; whoever finds itself left out may join again as a new member.
+"""
+
+from __future__ import annotations
+
+from thinwire.elastic.agreement import Agreement, Knowledge, Message
+from thinwire.elastic.membership import Member, Membership
+from thinwire.errors import DataError
+
+_KEPT = 64
+"""Memberships that a worker remembers, for those who are behind."""
+
+
+class Roster:
+    """Who is in, from this worker's point of view."""
+
+    def __init__(self, me: Member, membership: Membership | None, *, retry_s: float) -> None:
+        """Without a `membership` this worker waits to be taken in."""
+        self.me, self.membership = me, membership
+        self.outbox: list[tuple[str, Message]] = []
+        """What is to be sent, to whom."""
+        self.left_out: Membership | None = None
+        """The membership that was decided without this worker."""
+        self.other_lineages: set[str] = set()
+        """Of worlds that went on by themselves, and were heard of."""
+        self.knowledge = Knowledge()
+        self._retry_s = retry_s
+        self._history: dict[int, Membership] = {}
+        self._wanted = False
+        self._agreement: Agreement | None = None
+        if membership is not None:
+            self._adopt(membership)
+
+    # -- what this worker notices ---------------------------------------------------------------------
+
+    def notice_death(self, id_: str) -> None:
+        """The process of a worker has ended, or it said good-bye."""
+        self.knowledge.dead.add(id_)
+        self.knowledge.joining.pop(id_, None)
+
+    def notice_silence(self, id_: str) -> None:
+        self.knowledge.silent.add(id_)
+
+    def notice_life(self, id_: str) -> None:
+        self.knowledge.silent.discard(id_)
+
+    def notice_joiner(self, member: Member) -> None:
+        if self.membership is not None and member.id not in self.membership.ids:
+            self.knowledge.joining[member.id] = member
+
+    def want_change(self) -> None:
+        """Ask for the next generation, though everybody may be there: connections for data have broken."""
+        self._wanted = True
+
+    @property
+    def changing(self) -> bool:
+        """Whether the membership is not what it should be, or somebody has asked to change it."""
+        if self.membership is None:
+            return False
+        gone = self.knowledge.dead | self.knowledge.silent
+        started = self._agreement is not None and self._agreement.started
+        return (
+            started
+            or self._wanted
+            or bool(self.knowledge.joining)
+            or not gone.isdisjoint(self.membership.ids)
+        )
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough workers can be heard of for the next change."""
+        return self._agreement is not None and self._agreement.has_quorum
+
+    @property
+    def reachable(self) -> list[str]:
+        return [] if self._agreement is None else self._agreement.reachable
+
+    # -- going on -------------------------------------------------------------------------------------
+
+    def tick(self, now_s: float) -> None:
+        if self._agreement is not None and self.changing:
+            self._agreement.tick(now_s)
+            self._collect()
+
+    def receive(self, sender: str, message: Message, now_s: float) -> None:
+        """Messages have the form [lineage, generation, kind, ...]; what makes no sense is dropped."""
+        match message:
+            case [str(lineage), int(generation), *body] if body:
+                self._receive(sender, lineage, generation, body, now_s)
+
+    def _receive(self, sender: str, lineage: str, generation: int, body: Message, now_s: float) -> None:
+        if body[0] == "decided":
+            self._hear_decision(body)
+        elif self.membership is None:
+            return
+        elif lineage != self.membership.lineage:
+            self.other_lineages.add(lineage[:64])
+        elif body[0] == "behind" or generation < self.membership.generation:
+            self._tell_decisions(sender, generation)
+        elif generation > self.membership.generation:
+            self._send(sender, ["behind"])
+        elif self._agreement is not None:
+            self._agreement.receive(sender, body, now_s)
+            self._collect()
+
+    def fork(self, lineage: str) -> None:
+        """Go on with those who can be reached, as a world of its own that never merges with the other."""
+        assert self.membership is not None
+        members = tuple(member for member in self.membership.members if member.id in self.reachable)
+        self._adopt(Membership(self.membership.generation + 1, members, lineage))
+
+    def _tell_decisions(self, to: str, after: int) -> None:
+        """What was decided since, in order, so that who is behind comes to the same place."""
+        assert self.membership is not None
+        known = [each for generation, each in sorted(self._history.items()) if generation > after]
+        for each in known:
+            self.outbox.append((to, [each.lineage, each.generation, "decided", each.to_json()]))
+
+    def _hear_decision(self, body: Message) -> None:
+        try:
+            found = Membership.from_json(body[1])
+        except (DataError, IndexError):
+            return
+        if self.membership is None:
+            if self.me.id in found.ids:
+                self._adopt(found)
+        elif found.lineage == self.membership.lineage and found.generation > self.membership.generation:
+            # one that skips generations comes from somebody who has forgotten those in between
+            self._adopt(found)
+
+    def _collect(self) -> None:
+        agreement = self._agreement
+        assert agreement is not None
+        for to, message in agreement.outbox:
+            self._send(to, message)
+        agreement.outbox.clear()
+        if agreement.decided is not None:
+            self._spread(agreement.decided)
+            self._adopt(agreement.decided)
+
+    def _spread(self, decided: Membership) -> None:
+        assert self.membership is not None
+        everyone = dict.fromkeys([*self.membership.ids, *decided.ids])
+        for each in everyone:
+            if each != self.me.id and each not in self.knowledge.dead:
+                message = [decided.lineage, decided.generation, "decided", decided.to_json()]
+                self.outbox.append((each, message))
+
+    def _adopt(self, membership: Membership) -> None:
+        self._history[membership.generation] = membership
+        self._history.pop(membership.generation - _KEPT, None)
+        self._wanted = False
+        for each in membership.ids:
+            self.knowledge.joining.pop(each, None)
+        if self.me.id in membership.ids:
+            self.membership = membership
+            self._agreement = Agreement(membership, self.me.id, self.knowledge, self._retry_s)
+        else:
+            self.left_out, self._agreement = membership, None
+
+    def _send(self, to: str, message: Message) -> None:
+        assert self.membership is not None
+        self.outbox.append((to, [self.membership.lineage, self.membership.generation, *message]))

@@ -1,0 +1,181 @@
+"""Rosters on a virtual network: no two memberships in one generation, no hang, a minority stops."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.elastic.network import RETRY_S, SILENCE_S, Network
+from thinwire.elastic.membership import Member, Membership
+from thinwire.elastic.roster import Roster
+
+SETTLED_S = 4 * SILENCE_S
+
+
+def agreed(network: Network, ids: list[str]) -> Membership:
+    """The one membership that these workers are in."""
+    found = {network.membership(id_) for id_ in ids}
+    assert len(found) == 1, found
+    membership = found.pop()
+    assert membership is not None
+    return membership
+
+
+@pytest.mark.parametrize("num_workers", range(2, 9))
+@pytest.mark.parametrize("lost", ["first", "last", "half", "all but one"])
+def test_any_number_of_deaths_leaves_a_world(num_workers: int, lost: str) -> None:
+    network = Network(num_workers, seed=num_workers)
+    network.run(2.0)
+    ids = list(network.nodes)
+    gone = {
+        "first": ids[:1],
+        "last": ids[-1:],
+        "half": ids[: num_workers // 2],
+        "all but one": ids[:-1],
+    }[lost]
+    for id_ in gone:
+        network.crash(id_)
+    network.run(1.0)  # far less than a silence
+    left = [id_ for id_ in ids if id_ not in gone]
+    assert agreed(network, left).ids == left
+    network.check_agreement()
+
+
+@pytest.mark.parametrize("num_workers", range(2, 9))
+def test_a_silent_worker_is_left_out_and_learns_of_it(num_workers: int) -> None:
+    network = Network(num_workers, seed=num_workers)
+    network.run(2.0)
+    network.freeze("w1", 3 * SILENCE_S)
+    network.run(2 * SILENCE_S)
+    left = [id_ for id_ in network.nodes if id_ != "w1"]
+    assert agreed(network, left).ids == left
+    network.run(2 * SILENCE_S)
+    assert network.nodes["w1"].roster.left_out is not None
+    network.join("w1 again", through=left[0])
+    network.run(SILENCE_S)
+    assert agreed(network, [*left, "w1 again"]).ids == [*left, "w1 again"]
+    network.check_agreement()
+
+
+@pytest.mark.parametrize("num_workers", range(3, 10))
+def test_of_a_split_network_one_side_goes_on(num_workers: int) -> None:
+    for size in range(1, num_workers):
+        network = Network(num_workers, seed=size)
+        network.run(2.0)
+        ids = list(network.nodes)
+        sides = ids[:size], ids[size:]
+        network.partition(sides)
+        network.run(SETTLED_S)
+        network.check_agreement()
+        wins, stops = sides if 2 * size >= num_workers else sides[::-1]
+        assert agreed(network, wins).ids == wins
+        assert agreed(network, stops).generation == 1, "a minority decides nothing"
+        assert not network.nodes[stops[0]].roster.has_quorum
+        network.heal()
+        network.run(SETTLED_S)
+        network.check_agreement()
+        assert all(network.nodes[id_].roster.left_out is not None for id_ in stops)
+
+
+def test_a_broken_path_between_two_costs_one_of_them() -> None:
+    network = Network(5, seed=0)
+    network.run(2.0)
+    network.cut = {frozenset(("w1", "w3"))}
+    network.run(SETTLED_S)
+    assert agreed(network, ["w0", "w1", "w2", "w4"]).ids == ["w0", "w1", "w2", "w4"]
+
+
+def test_a_frozen_moment_is_forgiven() -> None:
+    network = Network(4, seed=0)
+    network.run(2.0)
+    network.freeze("w2", SILENCE_S / 2)
+    network.run(SETTLED_S)
+    assert agreed(network, list(network.nodes)).generation == 1
+
+
+def test_whoever_joins_comes_last_and_all_agree() -> None:
+    network = Network(3, seed=0)
+    network.run(2.0)
+    network.join("new", through="w2")
+    network.run(2.0)
+    assert agreed(network, [*network.nodes]).ids == ["w0", "w1", "w2", "new"]
+
+
+def test_a_minority_that_goes_on_has_another_lineage_and_never_merges() -> None:
+    network = Network(5, seed=0)
+    network.run(2.0)
+    network.partition([["w0", "w1", "w2"], ["w3", "w4"]])
+    network.run(SETTLED_S)
+    for id_ in ("w3", "w4"):
+        network.nodes[id_].roster.fork("fork")
+    network.heal()
+    network.run(SETTLED_S)
+    assert agreed(network, ["w3", "w4"]).lineage == "fork"
+    assert agreed(network, ["w0", "w1", "w2"]).lineage == "run"
+    network.check_agreement()
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    num_workers=st.integers(2, 7),
+    seed=st.integers(0, 2**32),
+    faults=st.lists(
+        st.tuples(
+            st.sampled_from(["crash", "freeze", "partition", "heal", "join"]),
+            st.floats(0.0, 3 * SILENCE_S),
+            st.integers(0, 2**16),
+        ),
+        max_size=8,
+    ),
+)
+def test_random_faults_never_give_one_generation_two_memberships(
+    num_workers: int, seed: int, faults: list[tuple[str, float, int]]
+) -> None:
+    network = Network(num_workers, seed)
+    network.run(1.0)
+    for number, (kind, wait_s, pick) in enumerate(faults):
+        living = network.living()
+        chosen = living[pick % len(living)]
+        if kind == "crash" and len(living) > 1:
+            network.crash(chosen)
+        elif kind == "freeze":
+            network.freeze(chosen, wait_s)
+        elif kind == "partition":
+            shuffled = random.Random(pick).sample(list(network.nodes), len(network.nodes))
+            network.partition([shuffled[: pick % len(shuffled)], shuffled[pick % len(shuffled) :]])
+        elif kind == "heal":
+            network.heal()
+        elif kind == "join" and network.membership(chosen) is not None:
+            network.join(f"j{number}", through=chosen)
+        network.run(wait_s)
+        network.check_agreement()
+    network.heal()
+    network.run(3 * SETTLED_S)
+    network.check_agreement()
+    # no hang: everybody who is not left out is in one world, or in none that could decide anything
+    worlds = {network.membership(id_) for id_ in network.living()} - {None}
+    deciding = [w for w in worlds if w is not None and set(w.ids) <= set(network.living())]
+    stuck = [w for w in worlds if w not in deciding]
+    assert len(deciding) <= 1, worlds
+    for world in stuck:
+        assert world is not None
+        there = [id_ for id_ in world.ids if id_ in network.living()]
+        assert not network.nodes[there[0]].roster.has_quorum, (world, there)
+
+
+def test_what_makes_no_sense_is_dropped() -> None:
+    me = Member("a", "10.0.0.1", 1)
+    roster = Roster(me, Membership(1, (me, Member("b", "10.0.0.1", 2)), "run"), retry_s=RETRY_S)
+    generator = random.Random(0)
+    values: list[object] = ["prepare", "promise", "accept", "accepted", "decided", "behind", 1, -1, 10**30]
+    values += [None, [], {}, "x" * 100, True, 1.5, ["b", "h", 3], [["b", "h", 3]], ["run", 2, []], "run"]
+    for _ in range(20_000):
+        body = [generator.choice(values) for _ in range(generator.randrange(7))]
+        head = ["run", 1] if generator.random() < 0.7 else []
+        roster.receive("b", [*head, *body], 0.0)
+        roster.receive("stranger", [*head, *body], 0.0)
+    assert roster.membership is not None
+    assert "a" in roster.membership.ids
