@@ -263,6 +263,7 @@ class Core:
             with range_of("mix"):
                 yield from self.mixer.launching(self.context.step)
         self.context.step += 1
+        self.context.samples = None
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         group = self._group_of[bucket.place]
