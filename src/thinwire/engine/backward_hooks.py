@@ -19,7 +19,7 @@ from thinwire.errors import UsageError
 _graph_under_way = torch._C._current_graph_task_id
 
 
-class Listener(Protocol):
+class PassListener(Protocol):
     """What is told of a backward pass, in the thread that runs it."""
 
     def backward_begins(self) -> None: ...
@@ -45,7 +45,7 @@ class BackwardHooks:
     def __init__(
         self,
         buckets: Sequence[ParameterBucket],
-        listener: Listener,
+        listener: PassListener,
         *,
         announce: bool,
         others: Sequence[Tensor] = (),

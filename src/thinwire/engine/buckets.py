@@ -63,13 +63,14 @@ class ParameterBucket:
         context: TrainingContext,
     ) -> None:
         """`small`: parameters with at most this many numbers arrive exact."""
-        order = sorted(range(len(parameters)), key=lambda i: local(parameters[i]).numel() <= small)
+        self.order = sorted(range(len(parameters)), key=lambda i: local(parameters[i]).numel() <= small)
+        """Which of the parameters given each of the bucket's is: small ones last."""
         self.place = place
         """In the order in which all buckets of the model go out."""
         self.index = place
         """In the order of the buckets of its group."""
-        self.names = [names[i] for i in order]
-        self.parameters: list[Tensor] = [parameters[i] for i in order]
+        self.names = [names[i] for i in self.order]
+        self.parameters: list[Tensor] = [parameters[i] for i in self.order]
         self._locals = [local(p) for p in self.parameters]
         sizes = [p.numel() for p in self._locals]
         self.num_parameters = sum(sizes)
