@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "steps not taken from a checkpoint",
         "engine/core.py",
-        '        self.steps = int(furthest["steps"])\n',
+        '        self.steps = max(int(each["steps"]) for each in saved)\n',
         "",
         "contract/test_carry_over.py -k other_buckets",
     ),
