@@ -72,10 +72,11 @@ class BackwardReducer:
         """What to wait for, one after another, until the gradients are final."""
         while len(self._tasks) < len(self._buckets):
             self._send()
-        yield all_of(self._tasks)  # one after another would wake this thread for each
-        for bucket in self._buckets:
+        for task, bucket in zip(self._tasks, self._buckets, strict=True):
             if not bucket.gradient.is_cpu:
+                yield task
                 bucket.scatter_([p.grad for p in bucket.parameters])
+        yield all_of(self._tasks)  # one after another would wake this thread for each
         for rows in self._rows:
             yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
