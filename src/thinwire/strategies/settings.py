@@ -86,6 +86,6 @@ def type_text(hint: Any, *, in_python: bool = False) -> str:
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(type_text(option, in_python=in_python) for option in options)
-    constants = {bool: "True or False", types.NoneType: "None"}
-    text = {**_SCALARS, **constants}.get(hint, "a value that only Python code can give")
+    constants: dict[Any, str] = {bool: "True or False", types.NoneType: "None"}
+    text = (constants | _SCALARS).get(hint, "a value that only Python code can give")
     return text.lower() if hint in constants and not in_python else text
