@@ -356,14 +356,7 @@ class Link:
             self._idle_watch.stop()
             self._idle_watch = None
         self._core.reducer.check_step(args, kwargs)
-        # From the optimizers' lists: walking the model in every step is slow.
-        for group in chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
-            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
-                raise UsageError(
-                    "optimizer holds a parameter that requires a gradient and did not, or was not in the "
-                    "model, at attach: nobody would send it",
-                    hint="after unfreezing or adding parameters, detach and attach again",
-                )
+        self._watch.check_held(self._optimizers)
 
     def _begin_pass(self) -> None:
         self._transport.passes += 1
