@@ -5,7 +5,8 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire import data, errors, parallel
+    from thinwire import apoptosis, data, errors, parallel
+    from thinwire.apoptosis.settings import Apoptosis
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.core import Stats
@@ -34,6 +35,7 @@ __all__ = [
     "EASGD",
     "SASGD",
     "AllReduce",
+    "Apoptosis",
     "Bucket",
     "Checkpoint",
     "DiLoCo",
@@ -56,6 +58,7 @@ __all__ = [
     "__version__",
     "all_of",
     "any_of",
+    "apoptosis",
     "attach",
     "data",
     "ddp_hook",
@@ -70,6 +73,7 @@ __version__ = version("thinwire")
 # These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
+    "Apoptosis": "apoptosis.settings",
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",
@@ -103,7 +107,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"thinwire.{_HOMES[name]}"), name)
-    if name in ("data", "errors", "parallel"):
+    if name in ("apoptosis", "data", "errors", "parallel"):
         return import_module(f"thinwire.{name}")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
 

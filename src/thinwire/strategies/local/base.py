@@ -116,7 +116,7 @@ class LocalStrategy(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         check_real(buckets, type(self).__name__)
-        anchors = [bucket.zeros("anchor", on_resize="same") for bucket in buckets]
+        anchors = [bucket.zeros("anchor", on_resize="same", of_parameters=True) for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())
         velocities, residuals = list[Tensor](), list[Tensor]()
