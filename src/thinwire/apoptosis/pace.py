@@ -10,8 +10,8 @@ from torch import Tensor
 FASTER, SLOWER = 1.25, 0.5
 MOST, LEAST = 2.0, 1 / 16
 """Of the budget."""
-SURE = 3.0
-"""A rise counts if it is so many standard errors large."""
+SURE = 2.0
+"""A rise or a fall counts if it is so many standard errors large."""
 
 Decision = Literal["remove", "undo", "wait"]
 
@@ -27,8 +27,6 @@ class Pace:
     """Since the last event."""
     _before: tuple[float, float] | None = None
     """Mean loss, and its squared standard error, before the last event."""
-    _pending: bool = False
-    """Whether neurons were removed at the last event, so that it can be judged now."""
     _resting: bool = False
 
     def observe(self, loss: float | Tensor) -> None:
@@ -57,12 +55,15 @@ class Pace:
             return "remove"
         if before is None:
             return "remove"
-        rise = mean - before[0]
-        if rise > SURE * (error + before[1]) ** 0.5:
+        fall, sure = before[0] - mean, SURE * (error + before[1]) ** 0.5
+        if fall < -sure:
             self.strength = max(self.strength * SLOWER, LEAST)
             self._resting = True
             self._before = before
             return "undo"
+        if fall < sure:  # neither: what was removed stays, and the next event compares with the same loss
+            self._before = before
+            return "wait"
         self.strength = min(self.strength * FASTER, MOST)
         return "remove"
 

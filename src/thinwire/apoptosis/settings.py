@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from thinwire.engine.link import Link
 
 Mode = Literal["conservative", "adaptive", "aggressive"]
-BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.1, "aggressive": 0.2}
+BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.02, "aggressive": 0.05}
 """How much a layer's output may change in one event, by mode."""
 
 
@@ -51,7 +51,7 @@ class Apoptosis:
     """Neurons that every layer keeps."""
     budget: float | None = None
     """How much one event may change a layer's output on recent data (root mean square, relative to how much
-    the output varies); None: 0.005, 0.1 or 0.2 by mode."""
+    the output varies); None: 0.005, 0.02 or 0.05 by mode."""
     lasso: float = 0.0
     """Strength of a group lasso that makes neurons vanish, for networks with none to spare (0: none). Every
     step shrinks the incoming weights of every neuron by learning rate * lasso, in their norm."""

@@ -56,8 +56,11 @@ class Shrinking:
         """Samples in one call."""
         self._widest = max((max(p.shape) for p in model.parameters() if p.dim() > 1), default=1)
         self._pace = Pace(adaptive=settings.mode == "adaptive")
+        self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any]] | None = None
         self._groups: list[Group] | None = None
+        self._proven: dict[str, str] = {}
+        """Why a group cannot shrink, by name; empty: it can."""
         self._lasso = GroupLasso(settings.lasso, optimizers) if settings.lasso else None
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
 
@@ -116,7 +119,10 @@ class Shrinking:
             call = self._calls[-1]
             self._groups = trace(self._model, call)
             for group in self._groups:
-                prove(self._model, group, call.first(2))
+                if group.name not in self._proven:  # later on it only gets smaller
+                    prove(self._model, group, call)
+                    self._proven[group.name] = group.frozen
+                group.frozen = group.frozen or self._proven[group.name]
         return self._groups
 
     def _event(self) -> None:
@@ -125,8 +131,16 @@ class Shrinking:
         link.synchronize()
         losses = link.everyone.total([*self._pace.sums(), float(not self._calls)])
         if losses[-1]:
-            self._say_unseen()
+            self._warn(
+                "nothing is removed, since the forward of the attached module was not called in training "
+                "mode: attach the module that the training loop calls"
+            )
             return
+        if self._pace.adaptive and losses[0] == 0:
+            self._warn(
+                "mode='adaptive' decides by the loss, which nobody tells: call link.observe(loss) in every "
+                "step"
+            )
         decision = self._pace.decide(losses[:-1])
         if decision == "undo" and self._undo is not None:
             self._bring_back(began_s)
@@ -140,11 +154,10 @@ class Shrinking:
             self._remove(removals, began_s)
         self._calls.clear()
 
-    def _say_unseen(self) -> None:
-        _log.warning(
-            "apoptosis: no worker may decide, since the forward of the attached module was not called in "
-            "training mode; attach the module that the training loop calls"
-        )
+    def _warn(self, text: str) -> None:
+        if self._link.rank == 0 and text not in self._told:
+            self._told.add(text)
+            _log.warning("apoptosis: %s", text)
 
     def _agree(self) -> list[Removal]:
         """What rank 0 decides, from the data of all workers, on every worker."""

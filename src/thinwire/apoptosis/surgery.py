@@ -20,6 +20,8 @@ from thinwire.errors import UsageError
 
 Kept = dict[str, list[Tensor | None]]
 """By name of each tensor that shrinks: the indices left by dimension, None for all."""
+PROOF_ROWS = 2
+"""Samples that a proof looks at."""
 _SIZES = {
     nn.Linear: (("out_features", "weight", 0), ("in_features", "weight", 1)),
     nn.Conv1d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
@@ -234,7 +236,7 @@ def prove(model: nn.Module, group: Group, call: Call) -> None:
     if group.size < 2:
         group.frozen = "it is a single neuron"
         return
-    removal = Removal(group=group, kept=torch.arange(1, group.size))
+    removal, call = Removal(group=group, kept=torch.arange(1, group.size)), call.first(PROOF_ROWS)
     try:
         with borrowed(model), undisturbed(model):
             tensors = named_tensors(model)

@@ -186,7 +186,8 @@ class Link:
         }:
             move(saved["leaves"][name])
         saved["leaves"] = state.shrink(saved["leaves"], kept)
-        self._reassemble(change, saved)
+        # What belongs to no parameter may still have the size of one: it begins anew.
+        self._reassemble(change, {**saved, "layout": []})
 
     def restore(self, saved: dict[str, Any], change: Callable[[], None]) -> None:
         """Go back to parameters of an earlier shape, which `change` brings back, with the strategy's state of
