@@ -41,7 +41,7 @@ def mlp(*widths: int) -> nn.Module:
     layers: list[nn.Module] = []
     for given, made in pairwise(widths[:-1]):
         layers += [nn.Linear(given, made), nn.ReLU()]
-    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(*widths[-2:]))
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-2], widths[-1]))
 
 
 def auc(scores: Tensor, targets: Tensor) -> float:
@@ -169,7 +169,10 @@ class Trainer:
         loss.backward()
         if self.link is not None:
             self.link.observe(loss)
+        began_s = _now(self.device)
         self.optimizer.step()
+        if self.link is not None and (self.done + 1) % self.every == 0:
+            self.event_s += _now(self.device) - began_s
         self.schedule.step()
         self.done += 1
         if self.method == "torch-pruning" and self.done % self.every == 0 and self.done <= self.last:
@@ -241,7 +244,7 @@ def train(name: str, method: str, seed: int, data: Data, device: torch.device, g
         note(f"{name} {method} seed {seed}: {json.dumps(run.curve[-1])}")
         _note_events(run, trainer)
     run.parameters = (full, count(trainer.model))
-    run.event_s += trainer.event_s
+    run.event_s = trainer.event_s
     return run
 
 
@@ -257,7 +260,6 @@ def _note_events(run: Run, trainer: Trainer) -> None:
             }
             for e in history
         ]
-        run.event_s = sum(e.seconds for e in history)
 
 
 def _now(device: torch.device) -> float:
