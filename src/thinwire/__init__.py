@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from thinwire.engine.core import Stats
     from thinwire.engine.link import Link
     from thinwire.integrations.ddp import ddp_hook
+    from thinwire.planner.auto import AutoStrategy
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
     from thinwire.strategies.diloco import DiLoCo
@@ -36,6 +37,7 @@ __all__ = [
     "SASGD",
     "AllReduce",
     "Apoptosis",
+    "AutoStrategy",
     "Bucket",
     "Checkpoint",
     "DiLoCo",
@@ -74,6 +76,7 @@ __version__ = version("thinwire")
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
     "Apoptosis": "apoptosis.settings",
+    "AutoStrategy": "planner.auto",
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",
