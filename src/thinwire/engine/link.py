@@ -25,6 +25,7 @@ from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.replicas import Replicas
+from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
@@ -65,9 +66,11 @@ class Link:
             self._model, self._optimizers, finish=lambda: transport.wait_for(core.mixer.landing_all())
         )
         self._idle_watch: IdleWatch | None = None
+        self._scaled_steps: ScaledSteps | None = None
         if self._mixes:
             self._access_hooks.hook(self._step_hooks.handles)
             if self.world_size > 1:
+                self._scaled_steps = ScaledSteps(self._optimizers)
                 self._idle_watch = IdleWatch(self._optimizers, self.strategy)
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
         self._mean_at = 0
@@ -91,7 +94,7 @@ class Link:
         self._parameters = {id(p): p for p in sent}
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._check_pass
+            self._core.reducer.hooks.check = self._begin_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -275,7 +278,7 @@ class Link:
         if transport.call:  # as a part of that one
             yield
             return
-        transport.call = call
+        transport.call, transport.calls = call, transport.calls + 1
         try:
             self._everyone.meet(call)
             yield
@@ -305,6 +308,9 @@ class Link:
         except PeerError:
             if failure is None:
                 raise
+        except BaseException as error:
+            self._transport.tell_error(failure or error)
+            raise
         finally:
             self._unhook()
             self._stop()
@@ -329,6 +335,8 @@ class Link:
         self._step_hooks.unhook()
         if self._idle_watch is not None:
             self._idle_watch.stop()
+        if self._scaled_steps is not None:
+            self._scaled_steps.unhook()
 
     def _stop(self) -> None:
         for _, progress in self._side_lanes:
@@ -340,6 +348,7 @@ class Link:
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._transport.passes += 1
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
             self._check_pass()
@@ -347,14 +356,11 @@ class Link:
             self._idle_watch.stop()
             self._idle_watch = None
         self._core.reducer.check_step(args, kwargs)
-        # From the optimizers' lists: walking the model in every step is slow.
-        for group in chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
-            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
-                raise UsageError(
-                    "optimizer holds a parameter that requires a gradient and did not, or was not in the "
-                    "model, at attach: nobody would send it",
-                    hint="after unfreezing or adding parameters, detach and attach again",
-                )
+        self._watch.check_held(self._optimizers)
+
+    def _begin_pass(self) -> None:
+        self._transport.passes += 1
+        self._check_pass()
 
     def _check_pass(self) -> None:
         """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
@@ -381,6 +387,7 @@ class Link:
 
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
+        self._transport.passes = 0
         self._transport.set_status()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from thinwire.engine import folders, tensors
 from thinwire.engine.folders import COMMON, FORMAT, MANIFEST, Manifest
 from thinwire.engine.link import Link
-from thinwire.engine.tensors import Snapshot
+from thinwire.engine.tensors import TreeSnapshot
 from thinwire.errors import DataError
 from thinwire.files import sync_folder
 
@@ -35,7 +35,7 @@ class Saver:
         self._stop = threading.Event()
         self._failure = ""
 
-    def start(self, step: int, own: Snapshot, common: Snapshot | None) -> None:
+    def start(self, step: int, own: TreeSnapshot, common: TreeSnapshot | None) -> None:
         """Begin to write; `wait` must have been called after the last time."""
         assert self._thread is None, "one snapshot at a time"
         self._thread = threading.Thread(
@@ -56,7 +56,7 @@ class Saver:
         """Do not wait for other workers any more: they may be gone."""
         self._stop.set()
 
-    def _save(self, step: int, own: Snapshot, common: Snapshot | None) -> None:
+    def _save(self, step: int, own: TreeSnapshot, common: TreeSnapshot | None) -> None:
         # The nonce keeps the files of a dying predecessor out of it.
         place = self._folder / f"step-{step:08d}.saving-{self._nonce}"
         mine = folders.worker(self._link.rank)
@@ -120,7 +120,7 @@ def _failed(path: Path) -> Path:
     return path.with_name(f"{path.name}.failed")
 
 
-def _add_file(path: Path, taken: Snapshot) -> None:
+def _add_file(path: Path, taken: TreeSnapshot) -> None:
     facts, unfinished = tensors.write(path, taken), path.with_name(f"{path.name}.unfinished")
     _write(unfinished, json.dumps(facts).encode())
     unfinished.rename(_facts(path))
