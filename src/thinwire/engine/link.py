@@ -17,14 +17,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from thinwire.engine import state
 from thinwire.engine.arguments import linked
+from thinwire.engine.buckets import local
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.replicas import Replicas
+from thinwire.engine.sharded_reducer import ShardedReducer
+from thinwire.engine.split_state import SplitReplica, join_local, pieces_state
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
@@ -89,6 +93,10 @@ class Link:
         sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
         sent += [rows.parameter for rows in self._core.rows]
         self._parameters = {id(p): p for p in sent}
+        reducer = self._core.reducer
+        owned = [piece.parameter for piece in reducer.pieces] if isinstance(reducer, ShardedReducer) else []
+        self._stepped = {id(p) for p in (*sent, *owned)}
+        """What the optimizers may hold."""
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hooks.check = self._check_pass
@@ -101,6 +109,11 @@ class Link:
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
         return any(group.ranks is not None for group in self._core.groups)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each worker updates, and keeps optimizer state of, a strip of the parameters only."""
+        return self._core.sharded
 
     @property
     def lost(self) -> BaseException | None:
@@ -156,6 +169,8 @@ class Link:
         Called by all workers, after `parameter.data` and the optimizer's state were replaced by smaller
         tensors. `kept` has, by name of each changed parameter, the indices left by dimension (None: all).
         """
+        if self.sharded:
+            raise UsageError("sharded=True has no reshape", hint="detach, cut the model, and attach again")
         self.synchronize()
         saved = self._core.state_dict()
         saved["leaves"] = state.shrink(saved["leaves"], kept)
@@ -206,6 +221,11 @@ class Link:
         if self._mixes:
             raise UsageError(
                 f"{self.strategy!r} has no join: workers that have left would have no model to mix",
+                hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
+            )
+        if self.sharded:
+            raise UsageError(
+                "sharded=True has no join: a worker that has left would not update its strip",
                 hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
             )
         buffers = self._core.buffers
@@ -298,6 +318,7 @@ class Link:
                 if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
                     _log.warning(advice)
                 self._transport.wait_for(self._core.leaving())
+                self._join_strips()
                 self._everyone.meet("link.detach")  # nobody closes its connections while others still talk
         except PeerError:
             if failure is None:
@@ -305,6 +326,37 @@ class Link:
         finally:
             self._unhook()
             self._stop()
+
+    def _join_strips(self) -> None:
+        """After strip-owned updates: the optimizers' state, whole again on every worker."""
+        reducer = self._core.reducer
+        if not isinstance(reducer, ShardedReducer):
+            return
+        for group in self._core.groups:
+            replicas = Replicas(group.endpoint, self._transport.wait)
+            pairs = [zip(bucket.names, bucket.parameters, strict=True) for bucket in group.buckets]
+            named = dict(chain(*pairs))
+            mine = pieces_state(reducer.owned, self._optimizers, named)
+            entries: dict[str, list[dict[str, Any]]] = {}
+            for rank in range(group.endpoint.lane.world_size):
+                for name, entry in replicas.broadcast_state(mine, rank):
+                    entries.setdefault(name, []).append(entry)
+            for name, found in entries.items():
+                reducer.owned.joined[id(named[name])] = join_local(named[name], found)
+
+    def split_replica(self, optimizer: Optimizer) -> SplitReplica | None:
+        """Model and optimizer as a part of checkpoints, where no worker need hold all of them."""
+        reducer = self._core.reducer
+        owned = reducer.owned if isinstance(reducer, ShardedReducer) else None
+        first = {name: self.rank == 0 for name, _ in self._model.named_parameters()}
+        for group in self._core.groups:
+            for bucket in group.buckets:
+                if group.ranks is not None and any(local(p) is p for p in bucket.parameters):
+                    return None  # by replica_ranks: nobody knows which part of what it is
+                first |= dict.fromkeys(bucket.names, group.endpoint.lane.rank == 0)
+        if not self.strategy.replicas_agree or (owned is None and not self.has_groups):
+            return None
+        return SplitReplica(self._model, optimizer, first, self.rank, owned)
 
     def __enter__(self) -> Self:
         return self
@@ -346,7 +398,7 @@ class Link:
         self._core.reducer.check_step(args, kwargs)
         # From the optimizers' lists: walking the model in every step is slow.
         for group in chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
-            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
+            if any(p.requires_grad and id(p) not in self._stepped for p in group["params"]):
                 raise UsageError(
                     "optimizer holds a parameter that requires a gradient and did not, or was not in the "
                     "model, at attach: nobody would send it",
