@@ -315,6 +315,7 @@ class Core:
             with range_of("mix"):
                 yield from self.mixer.launching(self.context.step)
         self.context.step += 1
+        self.context.samples = None
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         group = self._group_of[bucket.place]
@@ -329,7 +330,7 @@ class Core:
             return
         for group in self.groups:
             if group.serving is None:
-                group.endpoint.messenger.paused = False
+                group.endpoint.messenger.resume()
                 serve = partial(self.strategy.serve, group.state)
                 group.serving = group.endpoint.start(self._driver, "serve", serve)
             if group.serving.error is not None:

@@ -204,7 +204,8 @@ class Link:
             self._core.reducer.hooks.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much this worker's next backward counts: gradients become the mean over samples, not workers.
+        """How much this worker's next backward counts: gradients become the mean over samples, not workers;
+        so do models under `DiLoCo(merge="samples")`.
 
         It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
         or pass a share of the usual batch where a batch is smaller. In a half-precision model the
@@ -213,6 +214,8 @@ class Link:
         valid = math.isfinite(num_samples) and num_samples >= 0
         check(valid, "num_samples", "zero or a positive number", num_samples)
         self._core.reducer.weight = float(num_samples)
+        context = self._core.context
+        context.samples = (context.samples or 0.0) + float(num_samples)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:

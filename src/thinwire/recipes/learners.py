@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,15 @@ class Lockstep:
             first.step()
             for schedule in others:
                 schedule.follow(first)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps asked for, by replica."""
+        return list(self._steps)
+
+    @steps.setter
+    def steps(self, steps: Sequence[int]) -> None:
+        self._steps = list(steps)
 
     def check(self) -> None:
         """Refuse replicas whose gradients differ; called between epochs, when nothing is on the wire."""
@@ -215,22 +225,49 @@ class RecipeLearners:
             learner.optimizer.load_state_dict({**learner.optimizer.state_dict(), "state": moments})
             learner.schedule.restart(max(0, self.plan.num_steps - left))
 
+    def state_dict(self) -> dict[str, Any]:
+        """All replicas and optimizers between two epochs."""
+        return {
+            "replicas": self.replicas.state_dict(),
+            "optimizers": [learner.optimizer.state_dict() for learner in self.learners],
+            "schedules": [learner.schedule.state_dict() for learner in self.learners],
+            "lockstep": None if self.lockstep is None else self.lockstep.steps,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.replicas.load_state_dict(saved["replicas"])
+        for learner, optimizer, schedule in zip(
+            self.learners, saved["optimizers"], saved["schedules"], strict=True
+        ):
+            learner.optimizer.load_state_dict(optimizer)
+            learner.schedule.load_state_dict(schedule)
+        if self.lockstep is not None:
+            self.lockstep.steps = saved["lockstep"]
+
     def measure(self, repeats: int = 5) -> float:
         """Return the seconds that one replica takes here for a step, measured on a copy."""
+        times_s = list[float]()
+
+        def watch(seconds: float) -> None:
+            times_s.append(seconds)
+
+        self.trial(repeats, watch)
+        return median(times_s)
+
+    def trial(self, steps: int, watch: Callable[[float], None] = lambda seconds: None) -> None:
+        """Make steps of one replica's copy on one fixed batch; `watch` gets the seconds of each."""
         model = deepcopy(self.replicas.model(0))  # the replica itself must not take a step
         optimizer = self.setup.training.optimizer(model, self.plan)
         inputs, targets = self._example()
-        times_s = []
         with torch.random.fork_rng(devices=[]):
-            for _ in range(repeats):
+            for _ in range(steps):
                 begin_s = time.perf_counter()
                 optimizer.zero_grad()
                 self.setup.loss(model, inputs, targets, None)[0].backward()
                 optimizer.step()
                 if self.setup.device.type == "cuda":
                     torch.cuda.synchronize(self.setup.device)
-                times_s.append(time.perf_counter() - begin_s)
-        return median(times_s)
+                watch(time.perf_counter() - begin_s)
 
     def _example(self) -> tuple[Tensor, Tensor]:
         samples = self.setup.data.train

@@ -21,15 +21,19 @@ from torch import Tensor
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
 from thinwire.wire.base import Buffer, Peer
-from thinwire.wire.work import Work, finished
+from thinwire.wire.work import Work, after, finished
 
 Call = Callable[[], None]
+FEW = 64
+"""Workers up to which exchanges between kinds of workers are played one by one."""
 
 
 class Medium(Protocol):
     """When operations end; `ended` calls are made without any lock held, in any thread."""
 
     def now(self) -> float: ...
+
+    def sleep(self, seconds: float) -> Work: ...
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         """Carry a message that both ends have asked for."""
@@ -43,6 +47,9 @@ class Immediate:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def sleep(self, seconds: float) -> Work:
+        return after(seconds)
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         sent()
@@ -102,6 +109,8 @@ class _Channel:
     """Collectives that each rank has come to."""
     sends: Posts = field(default_factory=lambda: defaultdict(list))
     receives: Posts = field(default_factory=lambda: defaultdict(list))
+    swaps: defaultdict[int, dict[int, _Post]] = field(default_factory=lambda: defaultdict(dict))
+    """By tag: the exchange of each worker that acts for others, until all of these have come."""
 
 
 def _post(post: _Post, tag: int, others: Posts, own: Posts) -> list[_Post]:
@@ -118,7 +127,8 @@ class LocalWorld:
     """The shared memory of `world_size` workers; hand `lane(rank)` to each.
 
     Where workers do the same at the same time, some of them can act for all (`acting`): a collective of
-    everybody then begins when these have come. Only with sizes.
+    everybody then begins when these have come, and so does an exchange in which every worker sends as much as
+    it receives. Only with sizes.
     """
 
     def __init__(
@@ -133,6 +143,8 @@ class LocalWorld:
         self.medium = medium or Immediate()
         self.places = list(places) or [("localhost", "")] * world_size
         self.acting = tuple(acting)
+        self.kinds_may_meet = world_size > FEW and len({site for _, site in self.places}) == 1
+        """Whether exchanges between workers that act for others are played: roughly, for many on one site."""
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
@@ -182,6 +194,9 @@ class LocalLane:
     def now(self) -> float:
         return self._world.medium.now()
 
+    def sleep(self, seconds: float) -> Work:
+        return self._world.medium.sleep(seconds)
+
     def set_status(self, steps: int, doing: str) -> None:
         """Nobody here asks who is alive."""
 
@@ -206,11 +221,12 @@ class LocalLane:
     def exchange(
         self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
-        self._check_alike(not self._world.acting, "exchanges")
         sends = send is not None and to is not None
         if not sends and recv is None:
             return finished()
         world, channel = self._world, self._channel
+        if world.acting:
+            return self._swap(send if sends else None, recv, tag)
         work, matches = _Exchange(sends + (recv is not None)), list[tuple[_Post, _Post]]()
         with world.lock:
             if self._refused(work):
@@ -228,6 +244,29 @@ class LocalLane:
             assert sent.source is not None, "a sender knows who it is"
             ends = (partial(world.end, [post.work]) for post in (sent, received))
             world.medium.transfer(self._ranks[sent.source], self._ranks[sent.to], sent.data.nbytes, *ends)
+        return work
+
+    def _swap(self, send: Buffer, recv: Buffer, tag: int) -> Work:
+        """An exchange of workers that act for others: all of them send and receive, to and from their like.
+
+        Where kinds of workers differ, all wait for the last: delays spread over everybody within a few
+        rounds.
+        """
+        sizes = [None if data is None else data.nbytes for data in (send, recv)]
+        self._check_alike(sizes[0] == sizes[1], "exchanges with a different size each way")
+        assert send is not None
+        work, world, came = _Exchange(2), self._world, self._channel.swaps[tag]
+        self._check_alike(
+            world.kinds_may_meet or len(world.acting) == 1, "exchanges between kinds of workers"
+        )
+        self._check_alike(self.rank not in came, "exchanges that overtake each other")
+        came[self.rank] = _Post(self.rank, self.rank, send, work)
+        if len(came) < len(world.acting):
+            return work
+        del self._channel.swaps[tag]
+        for post in came.values():
+            ends = (partial(world.end, [post.work]) for _ in range(2))
+            world.medium.transfer(post.to, post.to, post.data.nbytes, *ends)
         return work
 
     # -- collectives ------------------------------------------------------------------------------
