@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from itertools import product
 
 import pytest
@@ -68,6 +69,12 @@ def few() -> dict[Key, State]:
         tw.errors.SettingError, match=r"narrow has 5 features .* leaves some of the 4 workers"
     ):
         tw.parallel.hybridize(narrow, groups=1, layers=["narrow"])
+    with pytest.raises(tw.errors.SettingError, match=r'example must be given with "auto"'):
+        tw.parallel.hybridize(model, groups="auto", layers=["0"])
+    os.environ["THINWIRE_SITE"] = "here" if dist.get_rank() < 3 else "there"
+    with pytest.warns(UserWarning, match=r"group 1 of 2 \(workers 2 to 3\) spans the sites here, there"):
+        tw.parallel.hybridize(CASES["mlp"].model(), groups=2, layers=["0"])
+    del os.environ["THINWIRE_SITE"]
     before = [id(p) for p in model.parameters()]
     plan = tw.parallel.hybridize(model, groups=2, layers=["0", "12"], dry_run=True)
     assert [id(p) for p in model.parameters()] == before

@@ -9,7 +9,7 @@ from thinwire.parallel.network import Network
 from thinwire.parallel.volumes import LayerSize, Split
 
 BACKWARD_SHARE = 2 / 3
-"""Of a step's compute: two of three matrix products. Gradients hide behind it; activations hide behind nothing."""
+"""Of a step's compute: two of three matrix products. Gradients hide behind it, activations do not."""
 
 
 @dataclass(frozen=True, slots=True)

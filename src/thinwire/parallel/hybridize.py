@@ -47,11 +47,12 @@ def hybridize(
             data parallelism. "auto": for each layer the number with the shortest expected step.
         layers: names of layers, or patterns such as "classifier.*": nn.Linear, nn.Embedding and nn.LSTM (its
             input projections). "auto": those that are faster split.
-        example: the input of one step on one worker, a tensor or a tuple of arguments; "auto" needs it to know
-            how many rows go through each layer.
-        network: rate and latency between workers. "auto" measures it if it is not given; a dry run for another
-            number of workers compares bytes then.
-        compute_s: seconds of forward and backward on one worker, behind which gradients hide; 0: nothing hides.
+        example: the input of one step on one worker, a tensor or a tuple of arguments; "auto" needs it to
+            know how many rows go through each layer.
+        network: rate and latency between workers. "auto" measures it if it is not given; a dry run for
+            another number of workers compares bytes then.
+        compute_s: seconds of forward and backward on one worker, which gradients hide behind; 0: nothing
+            hides.
         workers: plan for this many workers instead of those of this job; only in a dry run.
         dry_run: only plan; the model stays as it is.
 
@@ -183,7 +184,7 @@ def _warn_of_sites(groups: int, num_workers: int) -> None:
         if len(set(members)) > 1:
             warnings.warn(
                 f"group {group} of {groups} (workers {group * size} to {(group + 1) * size - 1}) spans the "
-                f"sites {', '.join(sorted(set(members)))}: its activations cross their uplink in every layer. "
+                f"sites {', '.join(sorted(set(members)))}: its activations cross an uplink in every layer. "
                 "Order ranks by site, or use more groups",
                 stacklevel=4,
             )

@@ -1,4 +1,4 @@
-"""The paths between workers, as far as a choice of groups needs them: given, or measured in the job itself."""
+"""The paths between workers, as far as a choice of groups needs them: given, or measured in the job."""
 
 from __future__ import annotations
 
