@@ -27,16 +27,15 @@ class Costs:
 
 
 def costs(sizes: Sequence[LayerSize], split: Split, num_workers: int, groups: int, network: Network) -> Costs:
-    """Bytes and seconds of a layer of one or several matrices."""
+    """Bytes and seconds of a layer of one or several matrices. Gradients share messages with other layers."""
     size = num_workers // groups
     activations = sum(each.number_bytes * each.activations(size, split) for each in sizes)
     gradients = sum(each.hybrid_bytes(num_workers, groups, split) for each in sizes) - activations
     moves = sum(each.activation_messages(size) for each in sizes)
-    rounds = 2 * (groups - 1)
     return Costs(
         gradient_bytes=gradients,
         activation_bytes=activations,
-        gradient_s=network.seconds(gradients, rounds),
+        gradient_s=network.seconds(gradients, 0),
         activation_s=network.seconds(activations, moves),
     )
 

@@ -161,7 +161,7 @@ def _layer_plan(
     planned = options[groups]
     known = planned.activation_bytes > 0 or groups == num_workers
     data_bytes = sum(each.data_bytes(num_workers) for each in sizes)
-    data_s = None if network is None else network.seconds(data_bytes, 2 * (num_workers - 1))
+    data_s = None if network is None else network.seconds(data_bytes, 0)
     return LayerPlan(
         name=candidate.name,
         split=candidate.split,
