@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from benchmarks.common import lab_worker, note, parser_of, print_head, print_row, result_file, run_in_lab
-from benchmarks.hybrid_nets import BYTES_SCALE, NETS, build, rows
+from benchmarks.hybrid_nets import BYTES_SCALE, NETS, TIME_SCALE, build, rows
 from thinwire.bench.harness import time_steps
 from thinwire.hosts.description import describe
 from thinwire.lab.network import sent_by_this_host
@@ -35,8 +35,10 @@ from thinwire.parallel.layers import Candidate
 from thinwire.parallel.volumes import LayerSize, divisors
 
 RATE_BITS_PER_S = 1e9
-LATENCY_S = 0.0005
-WARM_UP_STEPS = 2
+LAB_BITS_PER_S = RATE_BITS_PER_S * TIME_SCALE / BYTES_SCALE
+LATENCY_S = 0.001
+"""Of a message among workers that share two cores."""
+WARM_UP_STEPS = 1
 SHARDED = "data, sharded"
 
 
@@ -77,7 +79,7 @@ def _automatic(net: Any, workers: int, batch: torch.Tensor) -> HybridPlan:
         groups="auto",
         layers="auto",
         example=batch,
-        network=Network(bits_per_s=RATE_BITS_PER_S / BYTES_SCALE, latency_s=LATENCY_S),
+        network=Network(bits_per_s=LAB_BITS_PER_S, latency_s=LATENCY_S),
         compute_s=net.forward_s + net.backward_s,
         dry_run=True,
     )
@@ -125,7 +127,7 @@ def _formula(model: nn.Module, plan: HybridPlan | None, workers: int, num_rows: 
 
 def measure(name: str, workers: int, turns: int, steps: int) -> dict[str, Any]:
     note(f"{name}, {workers} workers, {turns} turns of {steps} steps ...")
-    lab = describe(hosts=workers, rate=f"{RATE_BITS_PER_S / BYTES_SCALE:.0f}bit")
+    lab = describe(hosts=workers, rate=f"{LAB_BITS_PER_S:.0f}bit")
     settings = {"net": name, "turns": turns, "steps": steps}
     reports = run_in_lab(lab, "benchmarks.hybrid_lab", "--worker", json.dumps(settings)).reports
     automatic = next(report["auto"] for report in reports if "auto" in report)
@@ -154,7 +156,7 @@ def _rows(timed: Sequence[Mapping[str, Any]], workers: int) -> list[dict[str, An
 def show(cell: Mapping[str, Any]) -> None:
     name, workers = cell["net"], cell["workers"]
     net = NETS[name]
-    alone_s = net.minibatch * net.seconds_per_sample
+    alone_s = net.minibatch * net.seconds_per_sample / TIME_SCALE
     ddp_s = next(row["step_s"] for row in cell["rows"] if row["system"] == "ddp")
     print(f"\n### {name}, {workers} workers, minibatch {net.minibatch}; one worker alone: {alone_s:.2f} s\n")
     print_head("system", "step, s", "over DDP", "over one worker", "MB sent, counted", "over formula")
@@ -163,7 +165,7 @@ def show(cell: Mapping[str, Any]) -> None:
             row["system"],
             f"{row['step_s']:.3f}",
             f"{ddp_s / row['step_s']:.2f}x",
-            f"{alone_s / row['step_s']:.1f}x",
+            f"{alone_s / row['step_s']:.2f}x",
             f"{BYTES_SCALE * row['sent_bytes'] / 1e6:.1f}",
             f"{row['sent_bytes'] / row['formula_bytes']:.3f}",
         )
@@ -189,8 +191,9 @@ def predict(name: str, workers: int) -> float:
             groups: costs([size], size.better_split, workers, groups, network) for groups in divisors(workers)
         }
     rest_s = network.seconds(2 * (workers - 1) / workers * rest_bytes, 0)
-    choice = Choice(options, rest_s, layers.forward_s + layers.backward_s)
-    return net.minibatch * net.seconds_per_sample / choice.step_s(choice.best())
+    choice = Choice(options, rest_s, TIME_SCALE * (layers.forward_s + layers.backward_s))
+    alone_s = net.minibatch * net.seconds_per_sample
+    return alone_s / choice.step_s(choice.best())
 
 
 def main() -> None:
