@@ -27,6 +27,7 @@ STRATEGIES: list[Strategy] = [
     tw.PartialAveraging(interval=2),
     tw.PostLocal(exact_steps=5, interval=4),
     tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
+    tw.HierarchicalAveraging(interval=4, groups=1, inside="gradients"),
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),

@@ -128,6 +128,8 @@ class Core:
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
         self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes = overrides(strategy, "mix")
+        self.landing_step = 0
+        """While training pauses: the step that it waits for, to which all workers must have come."""
         self._rates = RateScale(optimizers, strategy.rate_scale(lane.world_size))
 
     def assemble(
@@ -338,8 +340,12 @@ class Core:
 
     def synchronizing(self) -> Iterator[Work]:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
+        self.landing_step = self.steps
         yield from self.reducer.stepping()
+        # Messages to whoever listens are taken, however many steps that one makes.
+        self.landing_step = 0 if overrides(self.strategy, "serve") else self.mixer.newest_step
         yield from self.mixer.landing_all()
+        self.landing_step = 0
         for group in self.groups:
             if group.serving is not None:
                 quiesce = group.endpoint.messenger.quiesce

@@ -27,6 +27,7 @@ from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.replicas import Replicas
+from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.sharded_reducer import ShardedReducer
 from thinwire.engine.split_state import SplitReplica, join_local, pieces_state
 from thinwire.engine.state_access import StateAccessHooks
@@ -69,9 +70,11 @@ class Link:
             self._model, self._optimizers, finish=lambda: transport.wait_for(core.mixer.landing_all())
         )
         self._idle_watch: IdleWatch | None = None
+        self._scaled_steps: ScaledSteps | None = None
         if self._mixes:
             self._access_hooks.hook(self._step_hooks.handles)
             if self.world_size > 1:
+                self._scaled_steps = ScaledSteps(self._optimizers)
                 self._idle_watch = IdleWatch(self._optimizers, self.strategy)
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
         self._mean_at = 0
@@ -99,7 +102,7 @@ class Link:
         """What the optimizers may hold."""
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._check_pass
+            self._core.reducer.hooks.check = self._begin_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -295,7 +298,7 @@ class Link:
         if transport.call:  # as a part of that one
             yield
             return
-        transport.call = call
+        transport.call, transport.calls = call, transport.calls + 1
         try:
             self._everyone.meet(call)
             yield
@@ -326,6 +329,9 @@ class Link:
         except PeerError:
             if failure is None:
                 raise
+        except BaseException as error:
+            self._transport.tell_error(failure or error)
+            raise
         finally:
             self._unhook()
             self._stop()
@@ -381,6 +387,8 @@ class Link:
         self._step_hooks.unhook()
         if self._idle_watch is not None:
             self._idle_watch.stop()
+        if self._scaled_steps is not None:
+            self._scaled_steps.unhook()
 
     def _stop(self) -> None:
         for _, progress in self._side_lanes:
@@ -392,6 +400,7 @@ class Link:
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._transport.passes += 1
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
             self._check_pass()
@@ -407,6 +416,10 @@ class Link:
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
+
+    def _begin_pass(self) -> None:
+        self._transport.passes += 1
+        self._check_pass()
 
     def _check_pass(self) -> None:
         """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
@@ -433,6 +446,7 @@ class Link:
 
     def _after_step(self) -> None:
         self._transport.wait_for(self._core.after_step())
+        self._transport.passes = 0
         self._transport.set_status()
 
 

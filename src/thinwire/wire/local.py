@@ -16,11 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
-from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.work import Work, after, finished
 
 Call = Callable[[], None]
@@ -197,21 +198,22 @@ class LocalLane:
     def sleep(self, seconds: float) -> Work:
         return self._world.medium.sleep(seconds)
 
-    def set_status(self, steps: int, doing: str) -> None:
+    def set_status(self, status: Status) -> None:
         """Nobody here asks who is alive."""
 
     @property
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self, steps: int) -> None:
+    def missing(self, landing: int = 0) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
 
-    def abort(self, error: PeerError) -> None:
+    def abort(self, error: PeerError) -> BaseException:
         self._world.lose(error)
+        return self._world.error or error
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -324,24 +326,23 @@ def _compute(op: Op, inputs: Sequence[Tensor], outputs: Mapping[int, Tensor], *,
 
     An output is its own input (all-reduce, broadcast) or shares no memory with any.
     """
-    world_size = len(inputs)
+    # A few operations on large tensors: with many workers on a GPU, launching many small ones takes longer
+    # than everything else.
+    world_size, data = len(inputs), [each.detach().view(-1) for each in inputs]
     if op == "broadcast":
-        for rank, out in outputs.items():
-            if rank != source:
-                out.copy_(inputs[source].detach())
+        outputs = {rank: out for rank, out in outputs.items() if rank != source}
+        results = dict.fromkeys(outputs, data[source])
     elif op == "all_gather":
-        for out in outputs.values():
-            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
-                part.copy_(data.detach().view(-1))
+        results = dict.fromkeys(outputs, torch.cat(data))
     elif op == "all_to_all":
-        sent = [data.detach().view(-1).chunk(world_size) for data in inputs]
-        for rank, out in outputs.items():
-            for part, parts in zip(out.view(-1).chunk(world_size), sent, strict=True):
-                part.copy_(parts[rank])
+        parts = torch.stack(data).view(world_size, world_size, -1)
+        results = {rank: parts[:, rank].reshape(-1) for rank in outputs}
     else:
-        total = inputs[0].detach().clone()
-        for data in inputs[1:]:
-            total += data.detach()
-        shares = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
-        for rank, out in outputs.items():
-            out.copy_(shares[rank].view_as(out))
+        total = data[0].clone()
+        for each in data[1:]:
+            total += each
+        shares = [total] * world_size if op == "all_reduce" else total.chunk(world_size)
+        results = {rank: shares[rank] for rank in outputs}
+    with torch.no_grad():
+        pairs = [(out.view(-1), results[rank]) for rank, out in outputs.items()]
+        torch._foreach_copy_([out for out, _ in pairs], [result for _, result in pairs])
