@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from thinwire.engine.core import Stats
     from thinwire.engine.link import Link
     from thinwire.integrations.ddp import ddp_hook
+    from thinwire.planner.auto import AutoStrategy
     from thinwire.strategies.all_reduce import AllReduce
     from thinwire.strategies.base import Bucket, Strategy
     from thinwire.strategies.diloco import DiLoCo
@@ -34,6 +35,7 @@ __all__ = [
     "EASGD",
     "SASGD",
     "AllReduce",
+    "AutoStrategy",
     "Bucket",
     "Checkpoint",
     "DiLoCo",
@@ -70,6 +72,7 @@ __version__ = version("thinwire")
 # These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
+    "AutoStrategy": "planner.auto",
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",

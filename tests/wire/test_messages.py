@@ -276,3 +276,27 @@ def test_a_listener_that_holds_has_one_message_of_each_sender_and_tag() -> None:
     assert sorted(came) == sorted(sent)
     assert all(task.done() for task in (*tasks, *sent.values(), serving))
     ends[0].wire().release(source=1, tag=8)  # which is nobody's any more
+
+
+def test_who_waits_for_its_own_answer_learns_that_another_worker_is_gone() -> None:
+    """An owner that asks itself waits for others to come: it must not wait for one that never will."""
+    world, inline, error = LocalWorld(2), Inline(), PeerLost("worker 1 is gone", rank=1)
+    endpoint = Endpoint(world.lane(0), Meter())
+
+    async def serve(wire: Wire) -> None:
+        async for _ in wire.listen(LIKE):
+            pass  # answers later
+
+    async def ask(wire: Wire) -> None:
+        await wire.ask(numbers(1.0), to=0)
+
+    serving = endpoint.start(inline.driver, "serve", serve)
+    asked = [endpoint.start(inline.driver, "mix", ask)]
+    inline.settle()
+    assert not asked[0].done()
+    world.lose(error)
+    asked.append(endpoint.start(inline.driver, "mix", ask))
+    inline.settle()
+    for task in (serving, *asked):
+        with pytest.raises(PeerLost, match="worker 1 is gone"):
+            task.wait(0)

@@ -38,8 +38,8 @@ def _still(parameters: list[nn.Parameter]) -> Optimizer:
     optimizer = SGD.__new__(SGD)
     numbers = dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), 0.0)
     switches = dict.fromkeys(("nesterov", "maximize", "foreach", "differentiable", "fused"), False)
-    group = {"params": parameters, **numbers, **switches}
-    defaults = {"lr": 0.0, "differentiable": False}  # which torch's wrapper of a step looks at
+    defaults = {**numbers, **switches}
+    group = {"params": parameters, **defaults}
     still = {"param_groups": [group], "defaults": defaults, "state": {}, "step": lambda closure=None: None}
     optimizer.__dict__.update(still)
     return optimizer

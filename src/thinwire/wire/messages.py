@@ -105,6 +105,8 @@ class Messenger:
         if to == self._lane.rank:
             answer = Answer(like, Work())
             self._own_answers.setdefault(tag, deque()).append(answer)
+            if self._error is not None:
+                answer.work.fail(self._error)
             return answer
         data = torch.empty_like(like)
         return Answer(data, self._lane.exchange(recv=data, source=to, tag=ANSWERS + tag))
@@ -201,6 +203,9 @@ class Messenger:
             return False
         self._error = work.error
         self._wake()
+        for answers in list(self._own_answers.values()):  # which nobody will give any more
+            for answer in list(answers):
+                answer.work.fail(work.error)
         return True
 
     def _wake(self) -> None:
