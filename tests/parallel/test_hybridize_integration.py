@@ -61,7 +61,7 @@ def few() -> dict[Key, State]:
     model = CASES["mlp"].model()
     for groups in (3, 0, 8, "2"):
         with pytest.raises(
-            tw.errors.SettingError, match=r"groups must be a divisor of .* 4, got .*\n.*1, 2, 4"
+            tw.errors.SettingError, match=r"groups must be a divisor of .* 4, or .* got .*\n.*1, 2, 4"
         ):
             tw.parallel.hybridize(model, groups=groups, layers=["0"])  # type: ignore[arg-type]  # to be refused
     narrow = torch.nn.ModuleDict({"narrow": torch.nn.Linear(5, 3)})
