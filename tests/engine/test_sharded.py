@@ -162,6 +162,8 @@ def test_what_is_refused_by_name() -> None:
     sparse = nn.Embedding(4, 2, sparse=True)
     with pytest.raises(tw.errors.SettingError, match="cannot cut sparse gradients, as weight has"):
         attach(sparse, torch.optim.SGD(sparse.parameters(), lr=0.1), tw.AllReduce(), sharded=True)
+    with pytest.raises(tw.errors.SettingError, match=r"sharded must be False where the network shrinks"):
+        attach(model, sgd, tw.AllReduce(), sharded=True, apoptosis=tw.Apoptosis())
     with attach(model, sgd, tw.AllReduce(), sharded=True) as link:
         x, y = MLP.batch(0)
         with pytest.raises(refused, match="no join"), link.join():

@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from tests.worlds import run_threads
-from thinwire.engine.driver import Driver, Inline, ProgressThread, Task, TrainingQueue
+from thinwire.engine.driver import Driver, ProgressThread, Task, TrainingQueue
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerLost
 from thinwire.traffic import Traffic
 from thinwire.wire.local import LocalLane, LocalWorld
-from thinwire.wire.messages import Message
+from thinwire.wire.messages import Received
 from thinwire.wire.wire import Meter, Wire
 
 Make = Callable[[Wire], Coroutine[Any, Any, None]]
@@ -97,8 +98,8 @@ def test_a_pause_waits_for_messages_that_handlers_send_on(world_size: int) -> No
 
 
 def test_messages_have_any_length_and_come_in_the_order_of_each_sender() -> None:
-    def worker(lane: LocalLane) -> list[Message]:
-        came: list[Message] = []
+    def worker(lane: LocalLane) -> list[Received]:
+        came: list[Received] = []
 
         async def serve(wire: Wire) -> None:
             if wire.rank == 0:
@@ -176,7 +177,7 @@ def test_answers_come_in_the_order_of_questions_also_to_oneself() -> None:
 
 
 def test_a_message_to_oneself_is_a_copy_and_is_delivered_without_the_lane() -> None:
-    came: list[Message] = []
+    came: list[Received] = []
 
     async def serve(wire: Wire) -> None:
         came.extend([message async for message in wire.listen(LIKE)])
