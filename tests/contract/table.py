@@ -27,12 +27,14 @@ STRATEGIES: list[Strategy] = [
     tw.PartialAveraging(interval=2),
     tw.PostLocal(exact_steps=5, interval=4),
     tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
+    tw.HierarchicalAveraging(interval=4, groups=1, inside="gradients"),
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),
     tw.StochasticGradientPush(),
     tw.StochasticGradientPush(payload="bf16", share=0.5),
-    tw.DiLoCo(interval=2, quorum=0.5, grace=0.0),
+    tw.DiLoCo(interval=4, quorum=0.5, grace=0.0),
+    tw.Trickle(budget="auto"),
     tw.Downpour(),
     tw.EASGD(interval=2),
     LASGD(),

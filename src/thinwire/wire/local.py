@@ -21,7 +21,7 @@ from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
-from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.work import Work, after, finished
 
 Call = Callable[[], None]
@@ -102,7 +102,7 @@ Posts = defaultdict[tuple[int, int], list[_Post]]
 
 
 @dataclass(slots=True)
-class _Channel:
+class _LaneState:
     """The state that the workers of one lane share."""
 
     collectives: dict[int, _Collective] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class LocalWorld:
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
-        self.channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
+        self.channels: dict[tuple[str, tuple[int, ...]], _LaneState] = {}
         self._everyone = tuple(range(world_size))
 
     def lane(self, rank: int) -> LocalLane:
@@ -179,7 +179,7 @@ class LocalLane:
         self.rank = rank if self.world_size == world.world_size else ranks.index(rank)
         self._world = world
         with world.lock:
-            self._channel = world.channels.setdefault((name, ranks), _Channel())
+            self._channel = world.channels.setdefault((name, ranks), _LaneState())
         self._name = name
         self._ranks = ranks
         self._check_alike(self.world_size == world.world_size, "collectives of some workers")
@@ -198,21 +198,22 @@ class LocalLane:
     def sleep(self, seconds: float) -> Work:
         return self._world.medium.sleep(seconds)
 
-    def set_status(self, steps: int, doing: str) -> None:
+    def set_status(self, status: Status) -> None:
         """Nobody here asks who is alive."""
 
     @property
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self, steps: int) -> None:
+    def missing(self, landing: int = 0) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
 
-    def abort(self, error: PeerError) -> None:
+    def abort(self, error: PeerError) -> BaseException:
         self._world.lose(error)
+        return self._world.error or error
 
     def close(self) -> None:
         """There is nothing to close."""
