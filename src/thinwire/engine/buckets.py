@@ -136,16 +136,19 @@ class ParameterBucket:
 
     # -- state of a strategy ------------------------------------------------------------------------
 
-    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+    def zeros(
+        self, name: str, *, on_resize: OnResize, part: Part = "all", of_parameters: bool = False
+    ) -> Tensor:
         count = self.num_parameters if part == "all" else self.exact_from
         data = self.gradient.new_zeros(count)
         # half precision is too little to add up in
-        return self.keep(name, data.float() if data.element_size() < 4 else data, on_resize=on_resize)
+        data = data.float() if data.element_size() < 4 else data
+        return self.keep(name, data, on_resize=on_resize, of_parameters=of_parameters)
 
-    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize, of_parameters: bool = False) -> Tensor:
         count = len(self.names) if data.numel() == self.num_parameters else self._num_large
         shapes = [p.shape for p in self._locals[:count]]
-        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
+        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes, of_parameters)
         return data
 
     def remember_(self) -> None:

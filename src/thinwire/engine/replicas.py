@@ -34,6 +34,12 @@ class Replicas:
         """Overwrite a tensor with its sum over workers."""
         self._wait(self._endpoint.issue(lambda wire: wire.all_reduce_(data)))
 
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of a few numbers over workers."""
+        data = torch.tensor(values, dtype=torch.float64)
+        self.sum_(data)
+        return [float(value) for value in data]
+
     def _average_(self, data: Tensor) -> None:
         self.sum_(data)
         data /= self._world_size

@@ -37,6 +37,8 @@ class Leaf:
     names: Sequence[str]
     """Of the parameters it covers, in the order they lie in it."""
     shapes: Sequence[torch.Size]
+    of_parameters: bool = False
+    """Whether it holds values of parameters."""
     _before: Tensor | None = dataclasses.field(default=None, init=False)
 
     def remember_(self) -> None:
