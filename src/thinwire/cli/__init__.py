@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, doctor, lab, plan, show, simulate, train
+from thinwire.cli import bench, demo, doctor, lab, plan, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -33,7 +33,7 @@ for _command in (
     app.command()(_command)
 app.add_typer(lab.app, name="lab")
 app.command()(bench.bench)
-app.command()(bench.demo)
+app.command()(demo.demo)
 
 
 def _show_version(asked: bool) -> None:

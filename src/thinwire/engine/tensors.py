@@ -53,7 +53,7 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TreeSnapshot:
     """A copy of a tree that training cannot change any more."""
 
     tree: Any
@@ -61,10 +61,10 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
 
 
-def snapshot(tree: Mapping[str, Any]) -> Snapshot:
+def snapshot(tree: Mapping[str, Any]) -> TreeSnapshot:
     """Copy a tree to the CPU; UsageError names the value that a file cannot hold."""
     tensors: dict[str, Tensor] = {}
-    return Snapshot(_take_out(tree, "", tensors), tensors)
+    return TreeSnapshot(_take_out(tree, "", tensors), tensors)
 
 
 def _take_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -117,7 +117,7 @@ def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def write(path: Path, taken: Snapshot) -> dict[str, Any]:
+def write(path: Path, taken: TreeSnapshot) -> dict[str, Any]:
     """Write a snapshot into a new file, which has reached the disk when this returns; its size and digest."""
     header: dict[str, Any] = {_METADATA: {"tree": json.dumps(taken.tree)}}
     end = 0
