@@ -121,12 +121,12 @@ class Replicas:
         if int(everyones.min()) < most:
             self.broadcast_tensors_([*model.parameters(), *model.buffers()], source)
             for optimizer in optimizers:
-                state = self._broadcast_state(optimizer.state_dict(), source)
+                state = self.broadcast_state(optimizer.state_dict(), source)
                 if self._rank != source:
                     optimizer.load_state_dict(state)
         return most
 
-    def _broadcast_state(self, state: dict[str, Any], source: int) -> dict[str, Any]:
+    def broadcast_state(self, state: Any, source: int) -> Any:
         """Worker `source`'s state dict, on every worker."""
         buffer = io.BytesIO()
         if self._rank == source:
@@ -136,8 +136,7 @@ class Replicas:
         self._broadcast_(length, source)
         received = data if self._rank == source else torch.empty(int(length), dtype=torch.uint8)
         self._broadcast_(received, source)
-        loaded: dict[str, Any] = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
-        return loaded
+        return torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
 
 
 def encode_name(name: str) -> Tensor:
