@@ -1,10 +1,10 @@
 from __future__ import annotations
 
 import pytest
-from thinwire.planner.balance import best_groups_real
 
 from thinwire.parallel.styles import strip_widths
 from thinwire.parallel.volumes import LayerSize, Split, divisors
+from thinwire.planner.balance import best_groups_real
 
 FC = LayerSize(in_features=4096, out_features=4096, num_weights=4096 * 4096, rows=4)
 
