@@ -5,7 +5,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire import data, errors
+    from thinwire import data, errors, parallel
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.core import Stats
@@ -61,6 +61,7 @@ __all__ = [
     "ddp_hook",
     "errors",
     "in_background",
+    "parallel",
     "training_thread",
 ]
 
@@ -102,7 +103,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"thinwire.{_HOMES[name]}"), name)
-    if name in ("data", "errors"):
+    if name in ("data", "errors", "parallel"):
         return import_module(f"thinwire.{name}")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
 

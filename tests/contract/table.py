@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import thinwire as tw
 from thinwire.strategies.base import Strategy
+from thinwire.strategies.contrib.grouping_sgd import GroupingSGD
+from thinwire.strategies.contrib.lasgd import LASGD
+from thinwire.strategies.contrib.leader_sgd import LeaderSGD
 
 STRATEGIES: list[Strategy] = [
     tw.Silent(),
@@ -30,7 +33,14 @@ BY_THE_CLOCK: list[Strategy] = [
     tw.StochasticGradientPush(payload="bf16", share=0.5),
     tw.Downpour(),
     tw.EASGD(interval=2),
+    LASGD(),
+    LeaderSGD(interval=4, inner_interval=2, groups=1),
 ]
-"""Strategies whose messages depend on time, so that no two runs are alike."""
+"""Strategies whose messages depend on time or, with LeaderSGD, on numbers: sizes alone do not tell them."""
+IN_GROUPS: list[Strategy] = [
+    tw.HierarchicalAveraging(interval=4, groups=1, inside="gradients"),
+    GroupingSGD(interval=2, measured_steps=2, similar=1.0001),
+]
+"""Strategies that reduce gradients among some workers: a step that one group leaves out, others make."""
 EXACT: list[Strategy] = [s for s in STRATEGIES if isinstance(s, tw.AllReduce)]
 """Strategies that must give what one worker with the whole batch gets."""

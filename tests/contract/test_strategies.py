@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import thinwire as tw
-from tests.contract.table import BY_THE_CLOCK, EXACT, STRATEGIES
+from tests.contract.table import BY_THE_CLOCK, EXACT, IN_GROUPS, STRATEGIES
 from tests.contract.training import (
     BATCH,
     BUCKET_BYTES,
@@ -32,7 +32,7 @@ from thinwire.traffic import Traffic
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalLane, LocalWorld
 
-every_strategy = pytest.mark.parametrize("strategy", STRATEGIES + BY_THE_CLOCK, ids=repr)
+every_strategy = pytest.mark.parametrize("strategy", STRATEGIES + BY_THE_CLOCK + IN_GROUPS, ids=repr)
 every_repeatable = pytest.mark.parametrize("strategy", STRATEGIES, ids=repr)
 every_world = pytest.mark.parametrize("world_size", [2, 3, 4])
 

@@ -14,7 +14,7 @@ from tests.simulate.toys import EveryFew, Gossip
 from thinwire.hosts.description import describe
 from thinwire.simulate.clock import ComputeModel, Pace, timetable
 from thinwire.simulate.network import Network
-from thinwire.simulate.sizes import StepTimes, step_times, traffic
+from thinwire.simulate.sizes import StepTimes, step_ends, step_times, traffic
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
 
@@ -99,6 +99,19 @@ def test_whole_periods_are_timed() -> None:
     times = step_times(LAYERS, network, EveryFew(interval=4), model, steps=1)
     assert times.sent_bytes == 8_000_000 * 1.5 / 4
     assert times.step_s == pytest.approx(0.12 + times.sent_bytes / 1e8, rel=1e-6)
+
+
+@pytest.mark.parametrize("strategy", [tw.AllReduce(), tw.SASGD(interval=3), tw.PostLocal(exact_steps=30)])
+def test_the_ends_of_late_steps_follow_from_earlier_ones(strategy: Strategy) -> None:
+    """Steps that are not played end when they would end."""
+    network = Network(describe(hosts=4, rate="800mbit"), latency_s=0.001)
+    model = ComputeModel.of(0.12, bucket_bytes=BUCKET_BYTES)
+    ends = step_ends(LAYERS, network, strategy, model, [1, 40, 121])
+    every = step_ends(LAYERS, network, strategy, model, list(range(1, 122)))
+    assert [every[0], every[39], every[120]] == ends
+    played = step_times(LAYERS, network, strategy, model, steps=24)
+    assert (ends[2] - ends[1]) / 81 == pytest.approx(played.step_s, rel=0.02)
+    assert ends[0] >= 0.12
 
 
 def test_traffic_is_that_of_the_strategy_by_worker() -> None:

@@ -39,7 +39,7 @@ class Worker:
         self._progress.stop()
 
     def serve(self, make: Make) -> Task:
-        self.endpoint.messenger.paused = False
+        self.endpoint.messenger.resume()
         return self.endpoint.start(self._driver, "serve", make)
 
     def do(self, make: Make) -> None:

@@ -283,7 +283,7 @@ class Core:
             return
         for group in self.groups:
             if group.serving is None:
-                group.endpoint.messenger.paused = False
+                group.endpoint.messenger.resume()
                 serve = partial(self.strategy.serve, group.state)
                 group.serving = group.endpoint.start(self._driver, "serve", serve)
             if group.serving.error is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import deepcopy
 from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,6 +50,15 @@ class Lockstep:
             first.step()
             for schedule in others:
                 schedule.follow(first)
+
+    @property
+    def steps(self) -> list[int]:
+        """Steps asked for, by replica."""
+        return list(self._steps)
+
+    @steps.setter
+    def steps(self, steps: Sequence[int]) -> None:
+        self._steps = list(steps)
 
     def check(self) -> None:
         """Refuse replicas whose gradients differ; called between epochs, when nothing is on the wire."""
@@ -214,6 +224,25 @@ class RecipeLearners:
             learner.restart()
             learner.optimizer.load_state_dict({**learner.optimizer.state_dict(), "state": moments})
             learner.schedule.restart(max(0, self.plan.num_steps - left))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All replicas and optimizers between two epochs."""
+        return {
+            "replicas": self.replicas.state_dict(),
+            "optimizers": [learner.optimizer.state_dict() for learner in self.learners],
+            "schedules": [learner.schedule.state_dict() for learner in self.learners],
+            "lockstep": None if self.lockstep is None else self.lockstep.steps,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.replicas.load_state_dict(saved["replicas"])
+        for learner, optimizer, schedule in zip(
+            self.learners, saved["optimizers"], saved["schedules"], strict=True
+        ):
+            learner.optimizer.load_state_dict(optimizer)
+            learner.schedule.load_state_dict(schedule)
+        if self.lockstep is not None:
+            self.lockstep.steps = saved["lockstep"]
 
     def measure(self, repeats: int = 5) -> float:
         """Return the seconds that one replica takes here for a step, measured on a copy."""

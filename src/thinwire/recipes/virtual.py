@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import socket
 import warnings
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,8 @@ from thinwire.simulate.session import Session
 from thinwire.strategies import registry as strategies
 
 Watch = Callable[[Event], object]
+Emit = Callable[[int, Record], None]
+"""Takes the record of a host."""
 MAX_WRITERS = 64
 """Only the first workers write events; the summary counts all."""
 
@@ -85,16 +88,7 @@ def simulate(
     watch: Watch = lambda event: None,
 ) -> SimulationResult:
     """Train on virtual workers; events go into `folder`, and `watch` sees each as it is written."""
-    changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
-    if changes and config.shuffle != "dealt":
-        got = f"{config.shuffle!r} with {changes[0]}"
-        raise SettingError(
-            f"shuffle must be 'dealt' where workers are lost or join, got {got}",
-            hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
-        )
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), ExitStack() as files:
-        # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
-        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+    with ExitStack() as files:
         num_writers = min(MAX_WRITERS, config.workers)
         writers = [files.enter_context(EventWriter(folder, rank)) for rank in range(num_writers)]
 
@@ -102,11 +96,38 @@ def simulate(
             if host < len(writers):
                 watch(writers[host].write(record))
 
-        return _VirtualRun(RunSetup.load(recipe, config), cluster, emit).run()
+        with virtual_training(recipe, config, cluster, emit) as training:
+            while not training.done:
+                training.epoch()
+            return training.result()
 
 
-class _VirtualRun:
-    def __init__(self, setup: RunSetup, cluster: VirtualCluster, emit: Callable[[int, Record], None]) -> None:
+@contextmanager
+def virtual_training(
+    recipe: Recipe, config: RunConfig, cluster: VirtualCluster, emit: Emit = lambda host, record: None
+) -> Iterator[VirtualTraining]:
+    """A run on virtual workers that its user takes through its epochs; torch's random numbers are its own."""
+    changes = [fault for fault in cluster.description.faults if fault.kind in ("kill", "rejoin")]
+    if changes and config.shuffle != "dealt":
+        got = f"{config.shuffle!r} with {changes[0]}"
+        raise SettingError(
+            f"shuffle must be 'dealt' where workers are lost or join, got {got}",
+            hint="what a worker holds is lost with it; a checkpoint brings it back, which is not simulated",
+        )
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        # an LSTM's weights are rows of stacked tensors, which cuDNN copies together in every step
+        warnings.filterwarnings("ignore", message="RNN module weights are not part of single contiguous")
+        yield VirtualTraining(RunSetup.load(recipe, config), cluster, emit)
+
+
+class VirtualTraining:
+    """A simulated run, epoch by epoch; between two epochs it can be saved, and continued by another process.
+
+    A continued run gives the same bits as one that was never interrupted. Only strategies that measure the
+    wire ("auto") measure it anew, as after every checkpoint.
+    """
+
+    def __init__(self, setup: RunSetup, cluster: VirtualCluster, emit: Emit) -> None:
         config = setup.config
         self._setup, self._emit = setup, emit
         self._strategy = strategies.build(config.strategy, config.settings)
@@ -129,7 +150,10 @@ class _VirtualRun:
         )
         if cluster.max_steps is not None:
             self._session.num_steps = cluster.max_steps
+        self.evaluations: list[Evaluated] = []
+        """One for each epoch that is over."""
         self._epoch = 0
+        self._accounts: list[str] = []
         self._meters = [
             ProgressMeter(
                 rank=host,
@@ -148,28 +172,40 @@ class _VirtualRun:
     def _stepped(self, host: int, loss: float, num_samples: int) -> None:
         self._meters[host].stepped(loss, num_samples, self._epoch)
 
-    def run(self) -> SimulationResult:
-        accounts, session, learners, meters = [], self._session, self._learners, self._meters
-        evaluated: Evaluated | None = None
-        for epoch in range(1, self._setup.config.epochs + 1):
-            self._epoch = epoch
-            if epoch > 1:
-                learners.begin(epoch - 1)
-            for meter in meters:
-                meter.start()
-            session.epoch()
-            for meter in meters:
-                meter.pause()
-            if learners.lockstep is not None:
-                learners.lockstep.check()
-            accounts.append(f"epoch {epoch}: {learners.deal.account()}")
-            evaluated = self._evaluate()
-            self._emit(0, evaluated)
-            # max_steps is reached: the epochs left would be empty
-            if session.stats(session.hosts[0]).steps >= session.num_steps:
-                break
-        assert evaluated is not None, "a run has at least one epoch"
-        ended = [meter.ended() for meter in meters]
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are over, or `max_steps` is reached: the epochs left would be empty."""
+        session = self._session
+        stopped = session.stats(session.hosts[0]).steps >= session.num_steps
+        return self._epoch == self._setup.config.epochs or stopped
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that all workers together have sent so far."""
+        return sum(int(meter.totals.get("sent_bytes", 0)) for meter in self._meters)
+
+    def epoch(self) -> Evaluated:
+        """Train one epoch, and evaluate."""
+        self._epoch += 1
+        if self._epoch > 1:
+            self._learners.begin(self._epoch - 1)
+        for meter in self._meters:
+            meter.start()
+        self._session.epoch()
+        for meter in self._meters:
+            meter.pause()
+        if self._learners.lockstep is not None:
+            self._learners.lockstep.check()
+        self._accounts.append(f"epoch {self._epoch}: {self._learners.deal.account()}")
+        self.evaluations.append(self._evaluate())
+        self._emit(0, self.evaluations[-1])
+        return self.evaluations[-1]
+
+    def result(self) -> SimulationResult:
+        """Sum up the run, once it is done."""
+        assert self.evaluations, "a run has at least one epoch"
+        session, evaluated = self._session, self.evaluations[-1]
+        ended = [meter.ended() for meter in self._meters]
         for host, record in enumerate(ended):
             self._emit(host, record)
         instruments = [session.stats(host).instruments for host in session.hosts]  # lost workers have none
@@ -179,10 +215,42 @@ class _VirtualRun:
             summary=summary,
             distance=evaluated.distance or 0.0,
             compute_s=self._compute_s,
-            batched=learners.replicas.batched,
-            accounts=tuple(accounts),
+            batched=self._learners.replicas.batched,
+            accounts=tuple(self._accounts),
             happened=tuple(session.happened),
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run after the epochs that are over, for `torch.save`."""
+        if self._setup.config.shuffle == "ring":
+            raise SettingError(
+                "shuffle must be 'dealt' or 'own' in a simulation that is saved, got 'ring'",
+                hint="run it in one go",
+            )
+        on_gpu = self._setup.device.type == "cuda"
+        return {
+            "epoch": self._epoch,
+            "evaluations": [asdict(each) for each in self.evaluations],
+            "accounts": list(self._accounts),
+            "meters": [meter.state_dict() for meter in self._meters],
+            "learners": self._learners.state_dict(),
+            "session": self._session.state_dict(),
+            "random": torch.get_rng_state(),
+            "gpu_random": torch.cuda.get_rng_state(self._setup.device) if on_gpu else None,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Continue a run that was saved with the same settings; call it before the first epoch."""
+        self._epoch = saved["epoch"]
+        self.evaluations = [Evaluated(**each) for each in saved["evaluations"]]
+        self._accounts = list(saved["accounts"])
+        for meter, counts in zip(self._meters, saved["meters"], strict=True):
+            meter.load_state_dict(counts)
+        self._learners.load_state_dict(saved["learners"])
+        self._session.load_state_dict(saved["session"])
+        torch.set_rng_state(saved["random"])
+        if saved["gpu_random"] is not None:
+            torch.cuda.set_rng_state(saved["gpu_random"], self._setup.device)
 
     def _evaluate(self) -> Evaluated:
         """Evaluate one of several equal replicas, else their mean, or each by itself if they never talk."""

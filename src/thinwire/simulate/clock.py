@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,6 +86,9 @@ class VirtualMedium:
     def now(self) -> float:
         return self._clock.now_s
 
+    def sleep(self, seconds: float) -> Work:
+        return self._clock.sleep(seconds)
+
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         ends = (self._hosts[source], self._hosts[to])
         sent_s, here_s = self._network.transfer(*ends, num_bytes, self._clock.now_s)
@@ -151,6 +155,13 @@ class Pace:
         spread = self._spread
         vary = math.exp(self._random.normal(-(spread**2) / 2, spread)) if spread else 1.0
         return vary / self.speed
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"speed": self.speed, "random": self._random.bit_generator.state}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.speed = saved["speed"]
+        self._random.bit_generator.state = saved["random"]
 
 
 def timetable(

@@ -56,8 +56,19 @@ class Network:
 
     def rest(self) -> None:
         """Everything is free again, for a clock that begins anew."""
-        for direction in (*self._out, *self._in, *self._up, *self._down):
+        for direction in self._directions():
             direction.free_s = 0.0
+
+    def state_dict(self) -> list[float]:
+        """When each direction is free."""
+        return [direction.free_s for direction in self._directions()]
+
+    def load_state_dict(self, saved: Sequence[float]) -> None:
+        for direction, free_s in zip(self._directions(), saved, strict=True):
+            direction.free_s = free_s
+
+    def _directions(self) -> list[_Direction]:
+        return [*self._out, *self._in, *self._up, *self._down]
 
     def cut(self, host: int | None, site: int | None, until_s: float) -> None:
         """Nothing that is not under way yet passes before `until_s`."""

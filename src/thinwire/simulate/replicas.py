@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -64,6 +65,25 @@ class Replicas:
             model.get_submodule(owner)._buffers[last] = stacked[index]
         trainable = [p for p in model.parameters() if p.requires_grad]
         return _Slot(model, trainable, torch.Generator().manual_seed(seed))
+
+    def state_dict(self) -> dict[str, Any]:
+        """All replicas between two epochs; what is carried over from batch to batch is not in it."""
+        return {
+            "parameters": {name: stacked.clone() for name, stacked in self._parameters.items()},
+            "buffers": {name: stacked.clone() for name, stacked in self._buffers.items()},
+            "random": [slot.random.get_state() for slot in self._slots],
+            "batched": self.batched,
+            "proven": self._proven,
+        }
+
+    @torch.no_grad()
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        for own, given in ((self._parameters, saved["parameters"]), (self._buffers, saved["buffers"])):
+            for name, stacked in own.items():
+                stacked.copy_(given[name])
+        for slot, state in zip(self._slots, saved["random"], strict=True):
+            slot.random.set_state(state)
+        self.batched, self._proven = saved["batched"], saved["proven"]
 
     def model(self, index: int) -> nn.Module:
         """Replica `index`, an ordinary module."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from thinwire.simulate.clock import Clock, ComputeModel, Pace, virtual_world
 from thinwire.simulate.network import Network
 from thinwire.simulate.worker import Learner, Stage, VirtualWorker
 from thinwire.strategies.base import Strategy
+from thinwire.traffic import Traffic
 from thinwire.wire.local import LocalWorld
 
 NOTICE_S = 0.01
@@ -90,6 +91,30 @@ class Session:
     def acts_for(self, host: int) -> int:
         """How many workers, itself included, the one there acts for."""
         return list(self._acting_for.values()).count(host) or 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where clock, network and workers stand between two epochs, when nothing is on the wire."""
+        if self._by_step or self.happened or self._network.description.faults:
+            raise UsageError("a simulation with faults cannot be saved", hint="run it in one go")
+        stats = [self.stats(host) for host in self.hosts]
+        return {
+            "now_s": self.clock.now_s,
+            "network": self._network.state_dict(),
+            "paces": [pace.state_dict() for pace in self._paces],
+            "stats": [(each.rounds, astuple(each.traffic), each.exposed_s) for each in stats],
+            "workers": [worker.state_dict() for worker in self._workers.values()],
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Go on from there; nothing may have been trained yet."""
+        self.clock.now_s = saved["now_s"]
+        self._network.load_state_dict(saved["network"])
+        for pace, state in zip(self._paces, saved["paces"], strict=True):
+            pace.load_state_dict(state)
+        for host, (rounds, traffic, exposed_s) in zip(self.hosts, saved["stats"], strict=True):
+            self._past[host] = Stats(rounds=rounds, traffic=Traffic(*traffic), exposed_s=exposed_s)
+        for worker in self._workers.values():
+            worker.load_state_dict(saved["workers"])
 
     def epoch(self) -> None:
         """Train until every worker has gone through its batches."""

@@ -29,6 +29,8 @@ from thinwire.wire.local import NotAlike
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
 _plain_sgd: MakeOptimizer = partial(SGD, lr=0.0)
+_WINDOW = 16
+"""Regular steps that `step_ends` plays at least."""
 SUMMED = ("exposed_s", "sent_bytes", "messages")
 
 
@@ -103,6 +105,31 @@ class _Simulation:
                 mark[name] += count * getattr(stats, name)
 
 
+def _warm_up(strategy: Strategy) -> int:
+    """Steps after which a strategy does the same in every period."""
+    # the order of pieces is as good as it gets once it was agreed on for the second time
+    ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
+    return max(ordered, strategy.adapts_in) + 2
+
+
+def _play(
+    shapes: Sequence[tuple[int, ...]],
+    network: Network,
+    strategy: Strategy,
+    model: ComputeModel,
+    marks: Sequence[int],
+    *,
+    jitter: float = 0.0,
+) -> dict[int, dict[str, float]]:
+    collects = gc.isenabled()
+    gc.disable()  # it would go through thousands of workers over and over
+    try:
+        return _Simulation(shapes, network, strategy, model, marks, jitter=jitter).marks
+    finally:
+        if collects:
+            gc.enable()
+
+
 def step_times(
     shapes: Sequence[tuple[int, ...]],
     network: Network,
@@ -115,20 +142,35 @@ def step_times(
     """Play at least `steps` regular steps of a model with these shapes, in whole periods of the strategy."""
     check(steps >= 1, "steps", "at least 1", steps)
     steps = -(-steps // strategy.period) * strategy.period
-    # the order of pieces is as good as it gets once it was agreed on for the second time
-    ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
-    warm_up = max(ordered, strategy.adapts_in) + 2
-    collects = gc.isenabled()
-    gc.disable()  # it would go through thousands of workers over and over
-    try:
-        marks = (warm_up, warm_up + steps)
-        before, after = _Simulation(shapes, network, strategy, model, marks, jitter=jitter).marks.values()
-    finally:
-        if collects:
-            gc.enable()
+    warm_up = _warm_up(strategy)
+    marks = _play(shapes, network, strategy, model, (warm_up, warm_up + steps), jitter=jitter)
+    before, after = marks.values()
     worker_steps = len(network.description.hosts) * steps
     means = {name: (after[name] - before[name]) / worker_steps for name in SUMMED}
     return StepTimes(step_s=(after["ended_s"] - before["ended_s"]) / steps, **means)
+
+
+def step_ends(
+    shapes: Sequence[tuple[int, ...]],
+    network: Network,
+    strategy: Strategy,
+    model: ComputeModel,
+    steps: Sequence[int],
+) -> list[float]:
+    """When each of these steps ends, in seconds from the start of training; `steps` ascend.
+
+    Played are the steps in which the strategy still changes what it does (a warm-up, say), and some periods
+    after them, whose pace the later ones keep.
+    """
+    check(bool(steps) and steps[0] >= 1, "steps", "some, from 1 on", list(steps))
+    window = -(-_WINDOW // strategy.period) * strategy.period
+    regular_from = _warm_up(strategy)
+    played = min(steps[-1], regular_from + window)
+    marks = sorted({regular_from, played, *(step for step in steps if step < played)} - {0})
+    marks = [mark for mark in marks if mark <= played]
+    ended = {step: mark["ended_s"] for step, mark in _play(shapes, network, strategy, model, marks).items()}
+    step_s = (ended[played] - ended[regular_from]) / window if played == regular_from + window else 0.0
+    return [ended[step] if step <= played else ended[played] + (step - played) * step_s for step in steps]
 
 
 def traffic(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
@@ -96,6 +97,15 @@ class VirtualWorker:
         self._slowdown = 1.0
         self.core.serve()
         learner.joined(self)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where it stands between two epochs."""
+        return {"core": self.core.state_dict(), "num_passes": self._num_passes}
+
+    def load_state_dict(self, saved: Sequence[dict[str, Any]]) -> None:
+        """Go on from there, with the states of all workers in order of rank."""
+        self.core.load([each["core"] for each in saved])
+        self._num_passes = saved[self.rank]["num_passes"]
 
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""

@@ -107,11 +107,6 @@ class Strategy(Protocol):
         return False
 
     @property
-    def reduces(self) -> bool:
-        """Whether its `reduce` is used with these settings; gradients stay with their worker if not."""
-        return True
-
-    @property
     def period(self) -> int:
         """Steps after which its pattern of messages repeats: whoever measures it measures whole periods."""
         return 1
@@ -125,6 +120,10 @@ class Strategy(Protocol):
     def num_buckets(self) -> int:
         """How many buckets a model is cut into, unless its user says how large they are."""
         return 24
+
+    def uses(self, seam: Seam) -> bool:
+        """Whether a seam that it has its own version of is used with these settings."""
+        return True
 
     def rate_scale(self, world_size: int) -> float:
         """What the optimizer's learning rate is multiplied by in every step, where an outer step makes up for
@@ -168,9 +167,9 @@ class Strategy(Protocol):
 
 
 def overrides(strategy: Strategy, seam: Seam) -> bool:
-    """Whether the strategy has its own version of a seam: others are not called."""
+    """Whether the strategy has its own version of a seam, and uses it: others are not called."""
     own = getattr(type(strategy), seam) is not getattr(Strategy, seam)
-    return own and (seam != "reduce" or strategy.reduces)
+    return own and strategy.uses(seam)
 
 
 def local_norm(max_norm: float, world_size: int) -> float:

@@ -9,20 +9,20 @@ from typing import Literal
 from torch import Tensor
 
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket, Strategy
+from thinwire.strategies.base import Bucket, Seam, Strategy
+from thinwire.strategies.local.groups import Groups, Nearness, Neighbours, group_of
 from thinwire.strategies.parts import check_finite
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
 Inside = Literal["models", "gradients"]
-Groups = list[list[int]]
 
 
 @dataclass(slots=True)
 class HierarchyState:
-    """Who is in which group; found out at every start."""
+    """Who is in which group."""
 
-    groups: Groups = field(init=False, repr=False)
+    neighbours: Neighbours = field(init=False, repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,8 +40,9 @@ class HierarchicalAveraging(Strategy):
     """Steps between two averagings inside a group."""
     interval: int = 16
     """Steps between two averagings over all workers; a multiple of `inner_interval`."""
-    groups: Literal["host", "site"] | int = "site"
-    """Who is in a group: workers of a host, of a site (THINWIRE_SITE), or so many in order of rank."""
+    groups: Nearness | int = "site"
+    """Who is in a group: workers of a host, of a site (THINWIRE_SITE), those that fast paths join as they are
+    measured at the start, or so many in order of rank."""
     inside: Inside = "models"
     """What is averaged inside a group: "models", or "gradients" in every step, which is exact SGD there
     whatever the optimizer is."""
@@ -64,22 +65,14 @@ class HierarchicalAveraging(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> HierarchyState:
         state = HierarchyState()
-        if isinstance(self.groups, int):
-            ranks, size = list(range(wire.world_size)), self.groups
-            fits = wire.world_size % size == 0
-            rule = f"a number that divides the {wire.world_size} workers"
-            check(fits, "HierarchicalAveraging.groups", rule, size)
-            state.groups = [ranks[first : first + size] for first in range(0, wire.world_size, size)]
-        else:
-            state.groups = wire.hosts() if self.groups == "host" else wire.sites()
+        state.neighbours = Neighbours(self.groups, "HierarchicalAveraging.groups", wire)
         return state
 
-    @property
-    def reduces(self) -> bool:
-        return self.inside == "gradients"
+    def uses(self, seam: Seam) -> bool:
+        return seam != "reduce" or self.inside == "gradients"
 
     async def reduce(self, bucket: Bucket, state: HierarchyState, wire: Wire) -> None:
-        own = _group_of(wire.rank, state.groups)
+        own = await state.neighbours.own(wire)
         await wire.group(own).all_reduce_(bucket.gradient)
         bucket.gradient.div_(len(own))
 
@@ -91,22 +84,19 @@ class HierarchicalAveraging(Strategy):
         if not (inside or everywhere):
             return
         flat = check_finite(bucket.read(), bucket)
+        groups = await state.neighbours.groups(wire)
         if everywhere:
-            await _mean_of_all_(flat, state.groups, wire)
+            await _mean_of_all_(flat, groups, wire)
         else:
-            own = _group_of(wire.rank, state.groups)
+            own = group_of(wire.rank, groups)
             await wire.group(own).all_reduce_(flat)
             flat.div_(len(own))
         bucket.write_(flat)
 
 
-def _group_of(rank: int, groups: Groups) -> list[int]:
-    return next(group for group in groups if rank in group)
-
-
 async def _mean_of_all_(flat: Tensor, groups: Groups, wire: Wire) -> None:
     """Overwrite with the mean over all workers: in strips where groups are of one size, else at once."""
-    own = _group_of(wire.rank, groups)
+    own = group_of(wire.rank, groups)
     size, place = len(own), own.index(wire.rank)
     if size == 1 or len(groups) == 1 or any(len(group) != size for group in groups):
         await wire.all_reduce_(flat)

@@ -52,6 +52,9 @@ class Lane(Protocol):
     def now(self) -> float:
         """Seconds on the clock that this lane's works end by; only differences mean something."""
 
+    def sleep(self, seconds: float) -> Work:
+        """A work that ends after so many seconds of that clock."""
+
     def set_status(self, steps: int, doing: str) -> None:
         """Steps done and what this worker is doing, for peers that wait for it."""
 

@@ -21,7 +21,7 @@ from torch import Tensor
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
 from thinwire.wire.base import Buffer, Peer
-from thinwire.wire.work import Work, finished
+from thinwire.wire.work import Work, after, finished
 
 Call = Callable[[], None]
 
@@ -30,6 +30,8 @@ class Medium(Protocol):
     """When operations end; `ended` calls are made without any lock held, in any thread."""
 
     def now(self) -> float: ...
+
+    def sleep(self, seconds: float) -> Work: ...
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         """Carry a message that both ends have asked for."""
@@ -43,6 +45,9 @@ class Immediate:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def sleep(self, seconds: float) -> Work:
+        return after(seconds)
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         sent()
@@ -181,6 +186,9 @@ class LocalLane:
 
     def now(self) -> float:
         return self._world.medium.now()
+
+    def sleep(self, seconds: float) -> Work:
+        return self._world.medium.sleep(seconds)
 
     def set_status(self, steps: int, doing: str) -> None:
         """Nobody here asks who is alive."""

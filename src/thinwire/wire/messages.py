@@ -76,8 +76,8 @@ class Messenger:
         """Whether messages wait at their sender until the one before was released."""
         self._waiting: dict[tuple[int, int], deque[int]] = {}
         """By sender and tag of those that are not released yet: the bytes of each that waits behind them."""
-        self.paused = False
-        """Whether listeners end as soon as nothing is left to hand out."""
+        self.pausing = Work()
+        """Ends when training pauses: then listeners end as soon as nothing is left to hand out."""
 
     @staticmethod
     def num_bytes(data: Tensor) -> int:
@@ -135,7 +135,7 @@ class Messenger:
                 source, tag, data = self._ready.popleft()
                 yield Message(source, tag, data.to(device))
                 self.handled(source)
-            elif self.paused:
+            elif self.pausing.done():
                 return
             else:
                 await news
@@ -233,8 +233,12 @@ class Messenger:
             await wire.all_reduce_(more)
             if not int(more):
                 break
-        self.paused = True
+        self.pausing.finish()
         self._wake()
+
+    def resume(self) -> None:
+        """Training goes on."""
+        self.pausing = Work()
 
     async def say_goodbye(self, wire: Wire) -> None:
         """End the open receives of all workers, each by its neighbour. Called by all, after `quiesce`."""

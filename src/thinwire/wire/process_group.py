@@ -30,7 +30,7 @@ from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
-from thinwire.wire.work import Work, finished
+from thinwire.wire.work import Work, after, finished
 
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
@@ -173,6 +173,9 @@ class ProcessGroupLane:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def sleep(self, seconds: float) -> Work:
+        return after(seconds)
 
     def set_status(self, steps: int, doing: str) -> None:
         self._watch.tell(steps, doing)

@@ -169,6 +169,15 @@ class Wire:
         """Seconds on the clock that this wire's works end by; only differences mean something."""
         return self._lane.now()
 
+    def sleep(self, seconds: float) -> Work:
+        """A work that ends after so many seconds of that clock, or when it is finished before."""
+        return self._lane.sleep(seconds)
+
+    @property
+    def pausing(self) -> Work:
+        """Ends when training pauses: for a `serve` that does not listen, which ends then."""
+        return self._messenger.pausing
+
     def _check_whole(self, what: str) -> None:
         if self._ranks is not None:
             raise UsageError(

@@ -84,6 +84,16 @@ def finished() -> Work:
     return work
 
 
+def after(seconds: float) -> Work:
+    """A work that ends after so many seconds, or when somebody finishes it before."""
+    work = Work()
+    timer = threading.Timer(seconds, work.finish)
+    timer.name, timer.daemon = "thinwire-timer", True
+    work.when_done(timer.cancel)
+    timer.start()
+    return work
+
+
 def all_of(works: Sequence[Work]) -> Work:
     """A work that ends when all of these have, with the first error among them."""
     together, left, lock = Work(), len(works), threading.Lock()

@@ -16,6 +16,7 @@ from thinwire.strategies.base import Strategy
 from thinwire.strategies.stochastic_gradient_push import PushState
 from thinwire.traffic import Round
 from thinwire.wire.local import LocalWorld
+from thinwire.wire.work import Work, after
 
 SIZES = (150, 301, 49)
 Call = Callable[[], None]
@@ -31,6 +32,9 @@ class HeldMedium:
 
     def now(self) -> float:
         return time.perf_counter()
+
+    def sleep(self, seconds: float) -> Work:
+        return after(seconds)
 
     def transfer(self, source: int, to: int, num_bytes: int, sent: Call, arrived: Call) -> None:
         self.sent.append((source, to, num_bytes))

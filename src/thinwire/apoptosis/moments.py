@@ -1,0 +1,165 @@
+"""What the neurons of a group do on recent data: second moments of what their consumers read.
+
+For a consumer with input h and outgoing weights a_j, the sums are E[h h^T] over samples, places (behind a
+flatten or in an image) and taps of a kernel, so that |a_j|^2 E[e^2] bounds what an error e of neuron j
+changes in its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.apoptosis.trace import Call, undisturbed
+from thinwire.apoptosis.units import Consumer, Group
+
+MOST_ROWS = 16
+"""Rows per neuron that one call adds at most: neighbouring pixels say little more."""
+
+
+@dataclass(slots=True)
+class Moments:
+    """Sums for one consumer of one group; they can be added up over calls and workers."""
+
+    products: Tensor
+    """Sums of h h^T, with a last row and column for the constant 1."""
+    output: Tensor
+    """Number of samples, sum of squares, and sums by output: the variance of what the consumer computes."""
+    rows: float = 0.0
+
+    def flat(self) -> Tensor:
+        count = torch.tensor([self.rows], dtype=torch.float64)
+        return torch.cat([self.products.flatten(), self.output, count])
+
+    def set_(self, flat: Tensor) -> None:
+        split = flat.split([self.products.numel(), self.output.numel(), 1])
+        self.products = split[0].view_as(self.products).clone()
+        self.output, self.rows = split[1].clone(), float(split[2])
+
+    @property
+    def second(self) -> Tensor:
+        """E[(h, 1) (h, 1)^T]."""
+        return self.products / max(float(self.output[0]), 1.0)
+
+    @property
+    def variance(self) -> float:
+        """Of the consumer's output, summed over outputs."""
+        count = max(float(self.output[0]), 1.0)
+        return max(float(self.output[1]) / count - float((self.output[2:] / count).square().sum()), 0.0)
+
+    @property
+    def largest(self) -> Tensor:
+        """Root mean square of each neuron."""
+        return self.second.diagonal()[:-1].clamp_min(0.0).sqrt()
+
+    @property
+    def mean(self) -> Tensor:
+        """Mean of each neuron."""
+        return self.products[:-1, -1] / max(float(self.products[-1, -1]), 1e-300)
+
+
+Table = dict[tuple[int, str], Moments]
+"""By group and weight of the consumer."""
+
+
+def measurable(model: nn.Module, group: Group) -> bool:
+    """Whether all that its consumers read can be seen from outside."""
+    return all(_reader(model, each) is not None for each in group.consumers)
+
+
+def empty_table(model: nn.Module, groups: Sequence[Group]) -> Table:
+    table: Table = {}
+    for number, group in enumerate(groups):
+        for each in group.consumers if not group.frozen and measurable(model, group) else ():
+            outputs = model.get_parameter(each.weight).shape[0]
+            zeros = torch.zeros(group.size + 1, group.size + 1, dtype=torch.float64)
+            table[number, each.weight] = Moments(zeros, torch.zeros(2 + outputs, dtype=torch.float64))
+    return table
+
+
+def measure(model: nn.Module, groups: Sequence[Group], calls: Sequence[Call]) -> Table:
+    """Run the model on recent calls, in evaluation mode, and add up what consumers read."""
+    table = empty_table(model, groups)
+    with undisturbed(model), _watching(model, groups, table):
+        for call in calls:
+            call.run(model)
+    return table
+
+
+@contextmanager
+def _watching(model: nn.Module, groups: Sequence[Group], table: Table) -> Iterator[None]:
+    handles = []
+    for (number, weight), moments in table.items():
+        consumer = next(each for each in groups[number].consumers if each.weight == weight)
+        module = model.get_submodule(consumer.module)
+        read = _reader(model, consumer)
+        assert read is not None
+        columns = groups[number].columns(consumer)
+        handles.append(module.register_forward_hook(_watch(moments, read, columns, module), with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+Read = Callable[[Tensor, Any], tuple[Tensor, Tensor]]
+"""From input and result of a module: input and output by samples, features, and places."""
+
+
+def _reader(model: nn.Module, consumer: Consumer) -> Read | None:
+    module = model.get_submodule(consumer.module)
+    if isinstance(module, nn.Linear):
+        return lambda given, result: (given.flatten(0, -2)[..., None], result.flatten(0, -2)[..., None])
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d):
+        dim = module.weight.dim() - 2
+        return lambda given, result: (
+            given.reshape(-1, *given.shape[-1 - dim :]).flatten(2),
+            result.reshape(-1, *result.shape[-1 - dim :]).flatten(2),
+        )
+    if isinstance(module, nn.RNNBase) and module.num_layers == 1 and not module.bidirectional:
+        if "weight_ih" in consumer.weight:
+            return lambda given, result: _sequence(given, result[0])
+        return lambda given, result: _sequence(result[0], result[0])  # what it reads one moment later
+    return None
+
+
+def _sequence(given: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
+    return given.flatten(0, -2)[..., None], result.flatten(0, -2)[..., None]
+
+
+def _watch(moments: Moments, read: Read, columns: Tensor, module: nn.Module) -> Callable[..., None]:
+    kernel = module.get_parameter("weight")[0, 0].numel() if hasattr(module, "weight") else 1
+
+    def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+        given = args[0] if args else next(iter(kwargs.values()))
+        inputs, outputs = read(given.detach(), result)
+        samples = len(inputs)
+        # neurons, then all places of all samples
+        chosen = inputs[:, columns.to(inputs.device)]  # samples, neurons, columns of each, places
+        rows = chosen.movedim(1, -1).reshape(-1, columns.shape[0])
+        taken = (
+            max(1, len(rows) // (MOST_ROWS * columns.shape[0])) | 1
+        )  # odd, so as not to follow the rows of images
+        rows = rows[::taken].to(torch.promote_types(rows.dtype, torch.float32))
+        ones = rows.new_ones(len(rows), 1)
+        extended = torch.cat([rows, ones], dim=1)
+        places = outputs.shape[-1]
+        # sums over columns of a neuron and taps of the kernel; a mean over the places of an image
+        scale = taken * kernel / (inputs.shape[-1] if kernel > 1 or inputs.shape[-1] > 1 else 1)
+        moments.products += (extended.T @ extended).double().cpu() * scale
+        moments.rows += len(rows)
+        flat = outputs.detach().double()
+        sums = flat.sum((0, 2)).cpu() / places
+        squares = float(flat.square().sum()) / places
+        if len(sums) == len(moments.output) - 2:
+            moments.output += torch.cat([torch.tensor([samples, squares], dtype=torch.float64), sums])
+        else:  # gates of a recurrent layer: what they give stands for what they compute
+            moments.output[:2] += torch.tensor([samples, squares], dtype=torch.float64)
+
+    return watch

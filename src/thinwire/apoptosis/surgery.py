@@ -1,0 +1,294 @@
+"""The cut, in place: every Parameter stays the same object and gets smaller data.
+
+Gradients and all tensors of the optimizers follow; modules are told their new sizes. Nothing is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thinwire.apoptosis.trace import Call, tensors_in, undisturbed
+from thinwire.apoptosis.units import Consumer, Group
+from thinwire.errors import UsageError
+
+Kept = dict[str, list[Tensor | None]]
+"""By name of each tensor that shrinks: the indices left by dimension, None for all."""
+_SIZES = {
+    nn.Linear: (("out_features", "weight", 0), ("in_features", "weight", 1)),
+    nn.Conv1d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
+    nn.Conv2d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
+    nn.Conv3d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
+    nn.BatchNorm1d: (("num_features", "running_mean", 0), ("num_features", "weight", 0)),
+    nn.BatchNorm2d: (("num_features", "running_mean", 0), ("num_features", "weight", 0)),
+    nn.BatchNorm3d: (("num_features", "running_mean", 0), ("num_features", "weight", 0)),
+    nn.Embedding: (("embedding_dim", "weight", 1),),
+    nn.RNNBase: (("hidden_size", "weight_hh_l0", 1), ("input_size", "weight_ih_l0", 1)),
+}
+"""Sizes that modules keep beside their tensors: attribute, tensor, dimension."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Fold:
+    """How one consumer makes up for neurons that go: h_j = sum over kept i of c_ji h_i + constant_j."""
+
+    coefficients: Tensor
+    """A row for each neuron that goes, a column for each that stays."""
+    constants: Tensor
+
+
+@dataclass(slots=True, kw_only=True)
+class Removal:
+    """Neurons of one group that go."""
+
+    group: Group
+    kept: Tensor
+    """Indices of the neurons that stay, in order."""
+    folds: dict[str, Fold] = field(default_factory=dict)
+    """By the weight of a consumer; one that is missing just loses columns."""
+    causes: dict[str, int] = field(default_factory=dict)
+    """How many go, and why."""
+    change: float = 0.0
+    """Bound on the relative change of what consumers compute, root mean square over recent data."""
+
+    @property
+    def dropped(self) -> Tensor:
+        gone = torch.ones(self.group.size, dtype=torch.bool)
+        gone[self.kept] = False
+        return gone.nonzero().flatten()
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+
+
+def kept_indices(model: nn.Module, removals: Iterable[Removal]) -> Kept:
+    """What stays of each tensor when all these neurons go at once."""
+    tensors = named_tensors(model)
+    stays: dict[str, dict[int, Tensor]] = {}
+    for removal in removals:
+        for (name, dim), indices in removal.group.places.items():
+            mask = stays.setdefault(name, {}).setdefault(
+                dim, torch.ones(tensors[name].shape[dim], dtype=torch.bool)
+            )
+            mask[indices[removal.dropped].flatten()] = False
+    return {
+        name: [masks[dim].nonzero().flatten() if dim in masks else None for dim in range(tensors[name].dim())]
+        for name, masks in stays.items()
+    }
+
+
+@torch.no_grad()
+def replace_(tensor: Tensor, data: Tensor) -> None:
+    """Give a tensor other data, of any shape; it stays the same object, with its hooks.
+
+    `tensor.data = data` would leave the node that accumulates its gradient, with the old shape, as long as
+    any graph is alive: that of the last loss always is.
+    """
+    tensor.grad = None  # torch refuses one of another shape
+    tensor.set_(data)  # type: ignore[call-overload]
+
+
+@torch.no_grad()
+def fold(model: nn.Module, removal: Removal) -> list[Tensor]:
+    """Add to the outgoing weights of neurons that stay what those that go have contributed; the tensors that
+    have changed."""
+    tensors, changed = named_tensors(model), []
+    for consumer in removal.group.consumers:
+        if (each := removal.folds.get(consumer.weight)) is None or not len(removal.dropped):
+            continue
+        weight, columns = tensors[consumer.weight], removal.group.columns(consumer)
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        gone = weight[:, columns[removal.dropped]].to(exact)  # outputs, neurons, columns of each, kernel
+        factors = each.coefficients.to(weight.device, exact)
+        stay = columns[removal.kept].to(weight.device)
+        folded = weight.detach().clone()
+        folded[:, stay] += torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype)
+        _swap_(weight, folded)
+        changed.append(weight)
+        if each.constants.any():
+            constants = each.constants.to(weight.device, exact)
+            shift = torch.einsum("od...,d->o...", gone, constants).flatten(1).sum(1)
+            changed += _shift_(tensors, consumer, shift)
+    return changed
+
+
+def _shift_(tensors: Mapping[str, Tensor], consumer: Consumer, shift: Tensor) -> list[Tensor]:
+    assert consumer.takes_constants, "a constant is folded only where it can be"
+    if consumer.bias is not None:
+        target, sign = tensors[consumer.bias], 1.0
+    else:  # batch norm subtracts its mean: less of it
+        target, sign = tensors[f"{consumer.norm}.running_mean"], -1.0
+    _swap_(target, target.detach() + sign * shift.to(target.dtype))
+    return [target]
+
+
+def _swap_(tensor: Tensor, data: Tensor) -> None:
+    """Other data of the same shape; the gradient stays."""
+    grad = tensor.grad
+    replace_(tensor, data)
+    tensor.grad = grad
+
+
+def select(data: Tensor, kept: Sequence[Tensor | None], shape: Sequence[int]) -> Tensor:
+    """The numbers of a tensor that stay; a dimension that has one number instead of `shape` keeps it."""
+    for dim, index in enumerate(kept):
+        if index is not None and data.shape[dim] == shape[dim]:
+            data = data.index_select(dim, index.to(data.device))
+    return data
+
+
+def check_state(model: nn.Module, optimizers: Iterable[Optimizer], kept: Kept) -> None:
+    """Raise UsageError, before anything is changed, for a tensor of an optimizer that cannot follow."""
+    tensors = named_tensors(model)
+    for optimizer in optimizers:
+        for name in kept:
+            for key, value in optimizer.state.get(tensors[name], {}).items():
+                if isinstance(value, Tensor) and value.dim() > 0 and not _fits(value, tensors[name]):
+                    raise UsageError(
+                        f"{type(optimizer).__name__} keeps {key} of {name} with shape {tuple(value.shape)}, "
+                        "which says nothing about single neurons",
+                        hint="use an optimizer that keeps its averages by parameter, such as SGD or AdamW",
+                    )
+
+
+def _fits(value: Tensor, parameter: Tensor) -> bool:
+    sizes = zip(value.shape, parameter.shape, strict=False)
+    return value.dim() == parameter.dim() and all(mine in (1, theirs) for mine, theirs in sizes)
+
+
+@torch.no_grad()
+def cut(model: nn.Module, optimizers: Sequence[Optimizer], kept: Kept) -> None:
+    """Shrink tensors, gradients, optimizer state and the sizes that modules know, as `kept` says."""
+    tensors = named_tensors(model)
+    for name, indices in kept.items():
+        tensor = tensors[name]
+        shape, grad = tensor.shape, tensor.grad
+        replace_(tensor, select(tensor.detach(), indices, shape))
+        if grad is not None:
+            tensor.grad = select(grad.detach(), indices, shape)
+        for optimizer in optimizers:
+            state = optimizer.state.get(tensor, {})
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dim() > 0:
+                    state[key] = select(value, indices, shape)
+    resize_modules(model)
+
+
+def resize_modules(model: nn.Module) -> None:
+    """Have modules say the sizes that their tensors have."""
+    for module in model.modules():
+        for base, facts in _SIZES.items():
+            if isinstance(module, base):
+                for attribute, key, dim in facts:
+                    tensor = getattr(module, key, None)
+                    if tensor is not None and getattr(module, "groups", 1) == 1:
+                        setattr(module, attribute, tensor.shape[dim])
+                if getattr(module, "groups", 1) > 1 and base is not nn.RNNBase:
+                    _resize_depthwise(module)
+                if isinstance(module, nn.RNNBase):
+                    module.flatten_parameters()
+
+
+def _resize_depthwise(module: nn.Module) -> None:
+    weight = module.get_parameter("weight")
+    if weight.shape[1] == 1:
+        for attribute in ("groups", "in_channels", "out_channels"):
+            setattr(module, attribute, weight.shape[0])
+
+
+# -- proof ----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def borrowed(model: nn.Module) -> Iterator[None]:
+    """In here tensors may be replaced; after it the model has its own again."""
+    before = {name: (t.detach(), t.grad) for name, t in named_tensors(model).items()}
+    try:
+        yield
+    finally:
+        for name, tensor in named_tensors(model).items():
+            data, grad = before[name]
+            if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
+                replace_(tensor, data)
+                tensor.grad = grad
+        resize_modules(model)
+
+
+def prove(model: nn.Module, group: Group, call: Call) -> None:
+    """Freeze a group, with the reason, unless the model without one of its neurons computes what it computes
+    with that neuron's outgoing weights at zero. It is a proof by trial: whatever way the model uses its
+    tensors, one that was overlooked shows."""
+    if group.frozen:
+        return
+    if group.size < 2:
+        group.frozen = "it is a single neuron"
+        return
+    removal = Removal(group=group, kept=torch.arange(1, group.size))
+    try:
+        with borrowed(model), undisturbed(model):
+            tensors = named_tensors(model)
+            for consumer in group.consumers:
+                zeroed = tensors[consumer.weight].detach().clone()
+                zeroed[:, group.columns(consumer)[0]] = 0.0
+                replace_(tensors[consumer.weight], zeroed)
+            expected = _outputs(model, call)
+            cut(model, (), kept_indices(model, [removal]))
+            found = _outputs(model, call)
+    except Exception as error:  # noqa: BLE001 (whatever a model does with sizes that are not its own)
+        group.frozen = f"the model does not work without one of its neurons ({type(error).__name__})"
+        return
+    if len(expected) != len(found) or not all(map(_close, expected, found)):
+        group.frozen = "the model does not compute the same without one of its neurons"
+
+
+def _outputs(model: nn.Module, call: Call) -> list[Tensor]:
+    return [t.detach() for t in tensors_in(call.run(model))]
+
+
+def _close(expected: Tensor, found: Tensor) -> bool:
+    if expected.shape != found.shape or not expected.is_floating_point():
+        return expected.shape == found.shape
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return float((expected - found).abs().max()) <= tolerance * max(scale, tolerance) if scale else True
+
+
+# -- undo -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A model and its optimizers' state, to go back to."""
+
+    tensors: dict[str, Tensor]
+    states: list[dict[str, dict[str, Any]]]
+
+    @classmethod
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
+        states = [
+            {
+                name: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                for name, p in model.named_parameters()
+                if (state := optimizer.state.get(p))
+            }
+            for optimizer in optimizers
+        ]
+        return cls({name: t.detach().clone() for name, t in named_tensors(model).items()}, states)
+
+    @torch.no_grad()
+    def restore(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+        """Take over the copies; a snapshot is used once. Gradients are gone: they are of another shape."""
+        tensors = named_tensors(model)
+        for name, data in self.tensors.items():
+            replace_(tensors[name], data)
+        for optimizer, state in zip(optimizers, self.states, strict=True):
+            for name, values in state.items():
+                optimizer.state[tensors[name]] = values
+        resize_modules(model)
