@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from thinwire import data, errors, parallel
+    from thinwire.elastic.world import Elastic
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.core import Stats
@@ -38,6 +39,7 @@ __all__ = [
     "Checkpoint",
     "DiLoCo",
     "Downpour",
+    "Elastic",
     "GTopK",
     "GossipGraD",
     "HierarchicalAveraging",
@@ -73,6 +75,7 @@ _HOMES = {
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",
+    "Elastic": "elastic.world",
     "GTopK": "strategies.gtopk",
     "GossipGraD": "strategies.gossip_grad",
     "Link": "engine.link",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
 
 from thinwire.elastic.handshake import Stranger, answer_door
 from thinwire.elastic.membership import Member, Membership
@@ -128,7 +128,7 @@ def test_a_store_for_backends(world: World) -> None:
     values: list[Any] = []
 
     def use(rank: int) -> None:
-        prefixed = dist.PrefixStore("lane", stores[rank])
+        prefixed = PrefixStore("lane", stores[rank])
         prefixed.set(f"{rank}", f"value {rank}")
         values.append([prefixed.get(f"{other}") for other in range(3)])
 
@@ -147,8 +147,8 @@ def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogC
     a, b = world.start(2)
     generator = random.Random(0)
     caplog.set_level(logging.WARNING)
+    door = socket.create_connection(("127.0.0.1", a.me.port))
     with pytest.raises(Stranger):
-        door = socket.create_connection(("127.0.0.1", a.me.port))
         answer_door(door, Member("w1", "127.0.0.1", 5), b"another key")
     for number in range(300):
         with socket.create_connection(("127.0.0.1", a.me.port)) as scanner:

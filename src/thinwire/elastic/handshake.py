@@ -35,6 +35,10 @@ class Stranger(Exception):
     """What is at the other end does not know the key, or is none of us."""
 
 
+class Silence(Stranger):
+    """It connected, and left without a word."""
+
+
 def proof(key: bytes, *parts: object) -> str:
     """Over the parts, each in its place: no two lists of parts look the same as JSON."""
     text = json.dumps(parts).encode()
@@ -177,12 +181,14 @@ def _read(connection: socket.socket, deadline: float) -> Message | None:
     """One line; Stranger if none comes in time."""
     line = b""
     try:
-        while not line.endswith(b"\n"):
+        while not line.endswith(b"\n") and len(line) <= LONGEST:
             connection.settimeout(max(0.01, deadline - time.monotonic()))
             byte = connection.recv(1)  # what comes after the line belongs to the channel
-            if not byte or len(line) > LONGEST:
-                raise Stranger("it said nothing that makes sense")
+            if not byte:
+                break
             line += byte
-    except OSError as error:
-        raise Stranger("it said nothing") from error
+    except OSError:
+        pass  # it is judged by what it has said
+    if not line:
+        raise Silence("it said nothing")
     return parse(line)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from thinwire.elastic.handshake import HELLO_S, Channel, Stranger, answer_door, open_door
+from thinwire.elastic.handshake import HELLO_S, Channel, Silence, Stranger, answer_door, open_door
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.roster import Roster
 from thinwire.errors import DataError, PeerLost
@@ -62,6 +62,8 @@ class Peers:
         self._strangers: set[str] = set()
         self._guests = 0
         self._adopted: Membership | None = None
+        self._news: list[Membership] = []
+        """Adopted, and not told to who listens."""
         self._stopped = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(door, selectors.EVENT_READ)
@@ -178,7 +180,7 @@ class Peers:
 
     def _run(self) -> None:
         beat_at_s = 0.0
-        while not self._stopped:
+        while True:
             with self.changed:
                 wait_s = _TICK_S if self.roster.changing or self._knocking else BEAT_S / 2
             ready = self._selector.select(wait_s)
@@ -197,6 +199,9 @@ class Peers:
                 self.roster.tick(now_s)
                 self._flush()
                 self._notice_adoption()
+                news, self._news = self._news, []
+            for each in news:  # without the lock: whoever listens may take others
+                self.on_change(each)
 
     def _handle(self, key: selectors.SelectorKey) -> None:
         if key.fileobj is self._door:
@@ -278,8 +283,9 @@ class Peers:
         self._published = [each for each in self._published if each[1] >= found.generation]
         self._values = {key: value for key, value in self._values.items() if key[0] >= found.generation}
         self._connect_missing()
+        self._news.append(found)
+        self._poke()
         self.changed.notify_all()
-        self.on_change(found)
 
     def _connect_missing(self) -> None:
         """To all earlier members: of two, the later one makes the connection."""
@@ -340,7 +346,9 @@ class Peers:
         threading.Thread(target=shake, name="thinwire-guest", daemon=True).start()
 
     def _note_stranger(self, address: str, error: Exception) -> None:
-        if address not in self._strangers and str(error) != "it said nothing that makes sense":
+        if isinstance(error, Silence):
+            return  # a member that looks whether this one still listens, or a port scanner
+        if address not in self._strangers:
             self._strangers.add(address)
             _log.warning("refused a connection from %s: %s; told once per address", address, error)
 
@@ -401,7 +409,9 @@ class Peers:
         with self.changed:
             membership = self.roster.membership
             ids = [] if membership is None else membership.ids
-            mine = self.me.id not in ids or (member.id in ids and ids.index(member.id) < ids.index(self.me.id))
+            mine = self.me.id not in ids or (
+                member.id in ids and ids.index(member.id) < ids.index(self.me.id)
+            )
         try:
             if not mine:
                 raise Stranger("the other one connects")
@@ -419,7 +429,9 @@ class Peers:
 
     def _start_anew(self, world: Membership) -> None:
         """This worker was left out, frozen or cut off: it comes back as a new member."""
-        _log.warning("the others went on without this worker as generation %d: it joins them", world.generation)
+        _log.warning(
+            "the others went on without this worker as generation %d: it joins them", world.generation
+        )
         self.me = replace(self.me, id=f"{self.me.id.split('+')[0]}+{secrets.token_hex(2)}")
         self.roster = Roster(self.me, None, retry_s=RETRY_S)
         for channel in list(self._channels.values()):

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 
-import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from thinwire.elastic.peers import Peers
 
 _WAIT_S = 300.0
 
 
-class PeerStore(dist.Store):
+class PeerStore(Store):
     """Keys and values of one generation. A value is published once and never changes."""
 
     def __init__(self, peers: Peers, generation: int) -> None:
