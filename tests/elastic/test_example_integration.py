@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.elastic.world import write_key
+from thinwire.elastic.keys import write_key
 
 pytestmark = pytest.mark.processes
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,8 @@ from torch import nn
 
 import thinwire as tw
 from tests.worlds import exit_interpreter, fork_context
-from thinwire.elastic.world import Elastic, write_key
+from thinwire.elastic.keys import write_key
+from thinwire.elastic.world import Elastic
 from thinwire.strategies.base import Strategy
 
 NUM_SAMPLES = 240

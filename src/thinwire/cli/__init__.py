@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, lab, show, simulate, train
+from thinwire.cli import bench, keys, lab, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -24,6 +24,7 @@ app = typer.Typer(
 for _command in (train.train, simulate.simulate, show.strategies, show.recipes, show.report):
     app.command()(_command)
 app.add_typer(lab.app, name="lab")
+app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
 app.command()(bench.demo)
 

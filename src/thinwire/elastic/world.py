@@ -20,16 +20,16 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from thinwire.elastic.keys import KEY_BYTES, read_key
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import Peers
 from thinwire.elastic.store import PeerStore
-from thinwire.errors import DataError, PeerError, PeerLate, PeerLost, SettingError, check
+from thinwire.errors import PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
 from thinwire.wire.control import own_address
 from thinwire.wire.process_group import ProcessGroupLane, connect_members
 
 _log = logging.getLogger("thinwire")
-KEY_BYTES = 32
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,31 +62,6 @@ class Elastic:
     def read_key(self) -> bytes | None:
         path = self.key_file or os.environ.get("THINWIRE_KEY_FILE", "")
         return read_key(Path(path)) if path else None
-
-
-def write_key(path: Path) -> None:
-    """Make a new key, in a file that only its owner can read."""
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError as error:
-        raise DataError(f"{path} exists", hint="name another file, or remove it first") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be written: {error}") from error
-    with os.fdopen(descriptor, "w") as file:
-        file.write(secrets.token_hex(KEY_BYTES) + "\n")
-
-
-def read_key(path: Path) -> bytes:
-    """The key in a file; DataError if there is none."""
-    try:
-        text = path.read_text().strip()
-        if len(text) == 2 * KEY_BYTES:
-            return bytes.fromhex(text)
-    except (OSError, ValueError) as error:
-        raise DataError(
-            f"{path} holds no key: {error}", hint="make one with `thinwire keys new FILE`"
-        ) from error
-    raise DataError(f"{path} holds no key", hint="make one with `thinwire keys new FILE`")
 
 
 class World:

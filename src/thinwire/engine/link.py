@@ -59,7 +59,7 @@ class Link:
         self.timeout_s: float = transport.timeout_s
         """How long a wait for others may take."""
         self._rebuild, self._regrouper = rebuild, regrouper
-        self.in_step = False
+        self._in_step = False
         """Whether this worker is inside a `Step`, which is done again as a whole."""
         self._past = Stats()
         """Of generations before this one."""
@@ -371,7 +371,7 @@ class Link:
         """The steps of this epoch: `for step in link.steps(loader):`, and in it `with step as batch:`."""
         return steps.steps(self, self._sampler, loader)
 
-    def regroup(self) -> None:
+    def _regroup(self) -> None:
         """Go on with the workers that are left or have come, from the last step that was completed."""
         regrouper, core = self._elastic, self._core
         known = regrouper.world.known_steps
@@ -386,11 +386,11 @@ class Link:
         self._hook()
         self._core.serve()
 
-    def meet(self, what: str) -> None:
+    def _meet(self, what: str) -> None:
         """Wait for all workers, also if they change meanwhile."""
         self._persist(lambda: self._everyone.meet(what))
 
-    def note_epoch(self) -> None:
+    def _note_epoch(self) -> None:
         """All workers have come to the end of an epoch with the same number of steps."""
         self._elastic.since = self._core.steps
 
@@ -409,14 +409,14 @@ class Link:
     def _persist(self, call: Callable[[], T]) -> T:
         """Make a call that all workers make together, again after each change of the workers. As a part of
         a step or another call it is not made again by itself."""
-        part = self.in_step or bool(self._transport.call)
+        part = self._in_step or bool(self._transport.call)
         while True:
             try:
                 return call()
             except PeerLost:
                 if self._regrouper is None or part:
                     raise
-                self.regroup()
+                self._regroup()
 
     # -- ending -----------------------------------------------------------------------------------
 

@@ -23,21 +23,21 @@ class Step:
         """Whether it was trained on."""
 
     def __enter__(self) -> Any:
-        self.entered = self._link.in_step = True
+        self.entered = self._link._in_step = True
         weight = self._sampler.weight
         if weight != 1.0:
             self._link.weight(weight)
         return self._batch
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        self._link.in_step = False
+        self._link._in_step = False
         if error is None:
             self.done = True
             self._sampler.take()
         elif not isinstance(error, PeerLost):
             return False
         if error is not None or self._link.lost is not None:
-            self._link.regroup()
+            self._link._regroup()
         return True
 
 
@@ -63,11 +63,11 @@ def steps(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterato
             if link.generation != generation:
                 break  # what the loader has read ahead belongs to others now
         if sampler.epoch == epoch and not len(sampler):
-            link.meet("the end of an epoch")
+            link._meet("the end of an epoch")
     if sampler.epoch == epoch:
         finish_epoch(link, sampler)
 
 
 def finish_epoch(link: Link, sampler: ElasticSampler) -> None:
     sampler.next_epoch()
-    link.note_epoch()
+    link._note_epoch()
