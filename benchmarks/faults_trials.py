@@ -39,8 +39,19 @@ STRATEGIES = (
     "topk:density=0.01",
     "gtopk:density=0.01",
     "oktopk:density=0.01",
+    "sasgd:interval=3",
+    "sasgd:interval=auto",
+    "diloco:interval=3:fragments=2:delay=2:payload=int4",
+    "diloco:interval=2:gossip=true",
+    "trickle:interval=2",
+    "partial-averaging:interval=2",
+    "post-local:exact_steps=5:interval=2",
+    "hierarchical-averaging:interval=4:inner_interval=2",
+    "hierarchical-averaging:interval=2:inside=gradients",
+    "downpour",
+    "easgd:interval=2",
 )
-WAITLESS = ("silent", "stochastic-gradient-push")
+WAITLESS = ("silent", "stochastic-gradient-push", "downpour", "easgd:interval=2")
 """Strategies with steps that wait for nobody: there, whoever has fewer of them waits in detach."""
 PHASES = ("before attach", "forward", "backward", "optimizer step", "saving", "before detach", "in detach")
 STYLES = ("with", "finally", "bare")

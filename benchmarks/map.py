@@ -31,9 +31,10 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -80,7 +81,7 @@ STRATEGIES = (
 """In the order of how much the map would miss them."""
 CELLS = {"cifar-resnet20": (8, 4, 16), "ptb-lstm": (4,), "text-transformer": (4,)}
 LEAST_S = 40.0
-"""A training that has less time left than this is not begun."""
+"""Nothing is begun that has less time left than this."""
 
 
 def tasks(arguments: argparse.Namespace, data: Path | None) -> Iterator[MapTask]:
@@ -167,48 +168,49 @@ class MapStudy:
         note(f"{len(waiting)} trainings left, {jobs} at once")
         # those that were begun come first: their files are large
         waiting.sort(key=lambda task: not (self.work / f"{task.name}.pt").exists())
+        calls = {task.name: partial(train, task, self.work, deadline_s) for task in waiting}
+        left = self._go(calls, jobs, deadline_s)
+        note(f"{left} trainings were not begun")
+
+    def clock(self, jobs: int, deadline_s: float) -> None:
+        """Play the times that are missing, until the deadline."""
+        missing = [run for run in self.runs.values() if run.rate is None and len(run.seconds) < len(RATES)]
+        calls = {
+            f"clock of {run.recipe}, {run.strategy}, {run.workers}": partial(clocked, run) for run in missing
+        }
+        if left := self._go(calls, jobs, deadline_s):
+            note(f"the times of {left} trainings are missing: --clock plays them")
+
+    def _go(self, calls: Mapping[str, Callable[[], MapRun | None]], jobs: int, deadline_s: float) -> int:
+        """Make calls, some at once, and keep what they give; returns how many there was no time for."""
+        waiting = list(calls.items())
+        running: dict[Future[MapRun | None], str] = {}
         with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running: dict[Future[MapRun | None], MapTask] = {}
             while waiting or running:
                 while waiting and len(running) < jobs and time.monotonic() < deadline_s - LEAST_S:
-                    task = waiting.pop(0)
-                    running[pool.submit(train, task, self.work, deadline_s)] = task
+                    name, call = waiting.pop(0)
+                    running[pool.submit(call)] = name
                 if not running:
                     break
                 ended, _ = wait(running, timeout=5, return_when=FIRST_COMPLETED)
                 for future in ended:
                     self._end(running.pop(future), future)
-        note(f"{len(waiting)} trainings were not begun")
+        return len(waiting)
 
-    def _end(self, task: MapTask, future: Future[MapRun | None]) -> None:
+    def _end(self, name: str, future: Future[MapRun | None]) -> None:
         error = future.exception()
         if error is not None:
             said = error.message if isinstance(error, ThinwireError) else f"{type(error).__name__}: {error}"
-            self.failures.append(f"{task.name}: {said}")
+            self.failures.append(f"{name}: {said}")
             note(f"failed: {self.failures[-1]}")
             return
         run = future.result()
         if run is None:
-            note(f"{task.name}: to be continued")
+            note(f"{name}: to be continued")
             return
         self.runs[run.key] = run
-        note(f"{task.name}: {run.metric} {run.value}, {run.wall_s:.0f} s")
+        note(f"{name}: {run.metric} {run.value}, {run.wall_s:.0f} s")
         self.keep(run.recipe)
-
-    def clock(self, jobs: int, deadline_s: float) -> None:
-        """Play the times that are missing."""
-        missing = [run for run in self.runs.values() if run.rate is None and len(run.seconds) < len(RATES)]
-        with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-            running = [pool.submit(clocked, run) for run in missing]
-            for future in running:
-                try:
-                    run = future.result(timeout=max(1.0, deadline_s - time.monotonic()))
-                except TimeoutError:
-                    note("no time left for the clock; `--clock` goes on with it")
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    return
-                self.runs[run.key] = run
-                self.keep(run.recipe)
 
     def keep(self, recipe: str) -> None:
         """Write the file of one recipe, a line for each run."""
@@ -263,7 +265,7 @@ def main() -> None:
                 print(f"{'done' if key_of(task) in study.runs else 'missing'}  {task.name}")
             return
         study.train(waiting, arguments.jobs, deadline_s)
-    study.clock(arguments.jobs, deadline_s + 60)
+    study.clock(arguments.jobs, deadline_s)
     print(f"{len(study.runs)} runs in {arguments.results}")
     for failure in study.failures:
         print(f"failed: {failure}")

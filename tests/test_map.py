@@ -5,16 +5,20 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import map_page
 from benchmarks.map import STRATEGIES, MapStudy, parse, tasks
-from benchmarks.map_run import RATES, MapTask, clocked, feels_the_rate, key_of, train
+from benchmarks.map_points import frontier, points_of, read_runs, time_to
+from benchmarks.map_run import RATES, MapRun, MapTask, clocked, feels_the_rate, key_of, train
 
 TASK = MapTask(recipe="digits-cnn", strategy="trickle", workers=2, seed=0, rate=None, epochs=2, device="cpu")
 
 
-def test_a_training_in_portions_gives_the_same_run(tmp_path: Path) -> None:
+def test_a_training_in_portions_gives_the_same_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("benchmarks.map.RESULTS", tmp_path / "results")
     (tmp_path / "whole").mkdir()
     whole = train(TASK, tmp_path / "whole", time.monotonic() + 600)
     assert whole is not None
@@ -65,3 +69,51 @@ def test_other_trainings_have_other_files() -> None:
         replace(TASK, rate="1gbit"),
     ]
     assert len({task.name for task in (TASK, *others)}) == 5
+
+
+def run_of(strategy: str, values: list[float], step_s: float, **more: Any) -> MapRun:
+    """A run of ten epochs with ten steps each, and the same pace at all rates."""
+    steps = [10 * epoch for epoch in range(1, len(values) + 1)]
+    facts: dict[str, Any] = {"recipe": "digits-cnn", "workers": 4, "seed": 0, "rate": None, "epochs": 10}
+    facts |= {"batch_size": 16, "metric": "accuracy", "num_parameters": 100, "distance": 0.0}
+    facts |= {"compute_s": 0.01, "wall_s": 1.0, "device": "cpu", "made_with": {}, "sent_bytes_per_step": 60.0}
+    seconds = {rate: [step * step_s for step in steps] for rate in RATES}
+    return MapRun(
+        **(facts | {"strategy": strategy, "values": values, "value": values[-1]} | more),
+        steps=steps,
+        seconds=seconds,
+    )
+
+
+def test_points_say_what_was_lost_and_when_the_target_was_reached() -> None:
+    rising = [0.1 * epoch for epoch in range(1, 11)]
+    exact = run_of("all-reduce", rising, step_s=1.0)
+    quick = run_of("trickle", [min(0.95, 2 * value) for value in rising], step_s=0.1)
+    poor = run_of("silent", [0.5] * 10, step_s=0.05)
+    points = {(point.strategy, point.rate): point for point in points_of([exact, quick, poor])}
+    assert len(points) == 9
+    first = points["all-reduce", "20mbit"]
+    assert first.lost == 0
+    assert first.to_target_s == pytest.approx((90, 100))  # what it has after 90 and 99 % of its epochs
+    assert points["trickle", "1gbit"].lost == pytest.approx(5)
+    # 0.9 lies between the fourth epoch's 0.8 and the fifth's 0.95; 1.0 is never reached
+    most, all_of_it = points["trickle", "1gbit"].to_target_s
+    assert most == pytest.approx(4 + 0.1 / 0.15)
+    assert all_of_it is None
+    assert points["trickle", "1gbit"].sent_share == pytest.approx(60 / 600)
+    assert points["silent", "1gbit"].to_target_s == (None, None)
+    here = [point for point in points.values() if point.rate == "1gbit"]
+    assert [point.strategy for point in frontier(here)] == ["trickle", "all-reduce"]
+
+
+def test_a_perplexity_falls() -> None:
+    exact = run_of("all-reduce", [200.0, 100.0], step_s=1.0, metric="perplexity", epochs=2)
+    other = run_of("trickle", [250.0, 110.0], step_s=0.1, metric="perplexity", epochs=2)
+    assert time_to(exact, "1gbit", 150.0) == pytest.approx(15)
+    [_, point] = [point for point in points_of([exact, other]) if point.rate == "1gbit"]
+    assert point.lost == pytest.approx(10)
+
+
+def test_page_and_figures_are_what_the_results_say() -> None:
+    for path, text in map_page.generated(read_runs()).items():
+        assert path.read_text(encoding="utf-8") == text, "python -m benchmarks.map_page"

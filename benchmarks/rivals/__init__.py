@@ -31,13 +31,14 @@ Joined = AbstractContextManager[tuple[nn.Module, Optimizer]]
 
 def all_rivals() -> dict[str, Rival]:
     """Every rival by its name, with the settings of the standard benchmark."""
+    from benchmarks.rivals.accelerate_local_sgd import AccelerateLocalSgd
     from benchmarks.rivals.ddp import Ddp, Fp16, PowerSgd
     from benchmarks.rivals.post_local_sgd import PostLocalSgd
     from benchmarks.rivals.torchft_diloco import TorchftDiLoCo
     from benchmarks.rivals.torchft_local_sgd import TorchftLocalSgd
 
     rivals: list[Rival] = [Ddp(), Fp16(), *(PowerSgd(rank=rank) for rank in (1, 2, 4))]
-    rivals += [PostLocalSgd(), TorchftLocalSgd(), TorchftDiLoCo()]
+    rivals += [PostLocalSgd(), TorchftLocalSgd(), TorchftDiLoCo(), AccelerateLocalSgd()]
     return {rival.name: rival for rival in rivals}
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.compress.codec import CHUNK, Codec, Dense, Largest
+from thinwire.compress.codec import CHUNK, FEW, Codec, Dense, Largest
 
 CODECS: list[Codec] = [Largest(1), Largest(8), Dense("int4"), Dense("int8"), Dense("bf16"), Dense("fp32")]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=repr)
@@ -46,6 +46,17 @@ def test_the_largest_of_every_chunk_are_shown() -> None:
         assert set(chunk.abs().topk(8).indices.tolist()) == set(seen.nonzero().view(-1).tolist())
         kept = seen != 0
         assert (seen - chunk)[kept].abs().max() <= chunk.abs().max() / 127
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_and_plain_find_the_same(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.randn(4, 3 * CHUNK, generator=torch.Generator().manual_seed(5), dtype=dtype)
+    data[1, :CHUNK] = 0.0
+    for count in (1, 8, FEW):
+        compiled = encoded(Largest(count), data)[1]
+        with monkeypatch.context() as patch:
+            patch.setattr("thinwire.compress.codec.cpu_kernels", lambda like: None)
+            assert torch.equal(encoded(Largest(count), data)[1], compiled)
 
 
 def test_four_bits_keep_both_numbers_of_a_byte() -> None:

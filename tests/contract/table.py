@@ -22,15 +22,18 @@ STRATEGIES: list[Strategy] = [
     tw.SASGD(interval=4),
     tw.DiLoCo(interval=3, fragments=2, delay=2, payload="int4"),
     tw.DiLoCo(interval=2, gossip=True),
+    tw.DiLoCo(interval=3, fragments=3, delay=1, merge="samples", offload=True),
     tw.Trickle(interval=2, density=0.1),
     tw.PartialAveraging(interval=2),
     tw.PostLocal(exact_steps=5, interval=4),
     tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
+    tw.HierarchicalAveraging(interval=4, groups=1, inside="gradients"),
 ]
 BY_THE_CLOCK: list[Strategy] = [
     tw.GossipGraD(share="auto"),
     tw.StochasticGradientPush(),
     tw.StochasticGradientPush(payload="bf16", share=0.5),
+    tw.DiLoCo(interval=2, quorum=0.5, grace=0.0),
     tw.Downpour(),
     tw.EASGD(interval=2),
     LASGD(),

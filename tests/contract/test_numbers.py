@@ -22,6 +22,7 @@ TALKING = [s for s in STRATEGIES + BY_THE_CLOCK if not isinstance(s, tw.Silent)]
 REDUCING = [s for s in TALKING if overrides(s, "reduce")]
 every_talking = pytest.mark.parametrize("strategy", TALKING, ids=repr)
 every_reducing = pytest.mark.parametrize("strategy", REDUCING, ids=repr)
+every_mixing = pytest.mark.parametrize("strategy", [s for s in TALKING if overrides(s, "mix")], ids=repr)
 
 
 def attach(model: nn.Module, optimizer: Optimizer, strategy: Strategy, lane: LocalLane) -> tw.Link:
@@ -69,7 +70,7 @@ def test_what_is_not_finite_is_refused_by_all_and_named(strategy: Strategy, numb
             assert all(bool(p.isfinite().all()) for p in weights)
 
 
-@every_reducing
+@pytest.mark.parametrize("strategy", [s for s in REDUCING if not overrides(s, "mix")], ids=repr)
 def test_a_grad_scaler_leaves_such_a_step_out(strategy: Strategy) -> None:
     """And whatever the strategy keeps for later steps is as if it had not been."""
 
@@ -98,6 +99,43 @@ def test_a_grad_scaler_leaves_such_a_step_out(strategy: Strategy) -> None:
     assert all(torch.equal(a, b) for a, b in zip(*spoilt, strict=True))
 
 
+def train_scaled(
+    lane: LocalLane, strategy: Strategy, spoilt: int | None = None, *, scales: bool = True
+) -> tuple[list[Tensor], float]:
+    """The weights after 8 steps, and the scale; worker 1 has a bad gradient in the step `spoilt`."""
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=999, enabled=scales)
+    with attach(model, optimizer, strategy, lane) as link:
+        for step in range(8):
+            x, y = batch(step, lane.rank)
+            optimizer.zero_grad()
+            loss = (model(x) - y).square().mean()
+            scaler.scale(loss * math.inf if step == spoilt and lane.rank == 1 else loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert link.stats.steps == 8
+    return [p.detach() for p in model.parameters()], scaler.get_scale()
+
+
+@every_mixing
+def test_a_grad_scaler_leaves_out_the_step_of_one_worker_alone(strategy: Strategy) -> None:
+    """Which still counts, so that workers stay together; the others do not notice."""
+    first, second = run_threads(2, lambda lane: train_scaled(lane, strategy, spoilt=3))
+    assert all(bool(p.isfinite().all()) for p in first[0] + second[0])
+    all_know = isinstance(strategy, tw.PostLocal)  # which averages gradients in that step
+    assert (first[1], second[1]) == (2.0 if all_know else 4.0, 2.0)
+
+
+@every_mixing
+def test_a_grad_scaler_changes_no_bits(strategy: Strategy) -> None:
+    if strategy in BY_THE_CLOCK:
+        pytest.skip("no two runs are alike")
+    scaled = run_threads(2, lambda lane: train_scaled(lane, strategy))
+    plain = run_threads(2, lambda lane: train_scaled(lane, strategy, scales=False))
+    for (ours, _), (theirs, _) in zip(scaled, plain, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+
+
 @every_reducing
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_gradients_that_were_dropped_never_count(strategy: Strategy, set_to_none: bool) -> None:
@@ -123,6 +161,34 @@ def test_gradients_that_were_dropped_never_count(strategy: Strategy, set_to_none
             assert all(float(data.abs().max()) < 1e3 for data in by_parameter.values())
         if isinstance(strategy, tw.AllReduce):
             assert all(torch.equal(a, b) for a, b in zip(weights, ours, strict=True))
+
+
+class Square(nn.Module):
+    """One parameter of some type, pulled towards zero."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.only = nn.Parameter(torch.ones(40, dtype=dtype))
+
+    def forward(self, rest: Tensor) -> Tensor:
+        return rest + self.only.double().square().sum()
+
+
+@every_talking
+def test_parameters_of_several_types_are_trained(strategy: Strategy) -> None:
+    def train(lane: LocalLane) -> list[float]:
+        dtypes = (torch.bfloat16, torch.float32, torch.float64)  # as models in reduced precision have them
+        model = nn.Sequential(*map(Square, dtypes))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.1)
+        with attach(model, optimizer, strategy, lane):
+            for _ in range(12):
+                optimizer.zero_grad()
+                model(torch.zeros(())).backward()
+                optimizer.step()
+        return [float(p.detach().abs().mean()) for p in model.parameters()]
+
+    for means in run_threads(3, train):
+        assert all(mean < 0.9 for mean in means)
 
 
 class Only(nn.Module):

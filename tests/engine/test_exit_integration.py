@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -106,6 +107,35 @@ def die_before_attach() -> None:
 
 def test_a_death_before_attach_is_noticed_by_all() -> None:
     assert exit_codes(3, die_before_attach) == [11, -signal.SIGKILL, 11]
+
+
+def attach_after_others_have_ended() -> None:
+    """Worker 1 dies, worker 0 ends because of that; worker 2 comes last and finds both connections broken."""
+    store = dist.distributed_c10d._get_default_store()
+    rank = dist.get_rank()
+    store.set(f"pid/{rank}", str(os.getpid()))
+    if rank == 1:
+        store.wait(["pid/0", "pid/2"])
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 2:
+        while is_running(int(store.get("pid/0"))):
+            time.sleep(0.02)
+    try:
+        train("AllReduce")
+    except PeerLost as error:
+        sys.exit(11 if error.rank == 1 else 9)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
+
+
+def test_who_comes_after_others_have_ended_names_the_one_who_died_first() -> None:
+    assert exit_codes(3, attach_after_others_have_ended) == [11, -signal.SIGKILL, 11]
 
 
 def do_not_come_to_attach() -> None:

@@ -13,6 +13,7 @@ import thinwire as tw
 from tests.contract.training import model_and_optimizer, step_once
 from tests.worlds import Processes, run_threads
 from thinwire.errors import PeerLost
+from thinwire.strategies.base import Strategy
 from thinwire.wire import watch
 from thinwire.wire.local import LocalLane
 
@@ -39,8 +40,19 @@ def train_until(fault: Fault, timeout_s: float) -> None:
                 time.sleep(10 * BEAT_S)  # until peers have read how far this worker is
                 if fault.kind == "leave":
                     return
+                if fault.kind == "call":
+                    link.all_reduce([1.0])  # which nobody else does
+                if fault.kind == "finally":
+                    fail_and_detach(link)
                 commit(fault)
             step_once(model, optimizer, step, link.rank)
+
+
+def fail_and_detach(link: tw.Link) -> None:
+    try:
+        raise ArithmeticError("the batch was bad")
+    finally:
+        link.detach()
 
 
 def commit(fault: Fault) -> None:
@@ -71,6 +83,8 @@ def survivors(fault: Fault, *, timeout_s: float) -> list[str]:
         ("raise", NEVER_S, "PeerLost", "left at step 20 with ArithmeticError: the batch was bad"),
         ("sleep", 5.0, "PeerLate", "is alive, at step 20;"),
         ("leave", NEVER_S, "PeerLost", "leaves after 20 steps, this one is at step 21"),
+        ("finally", NEVER_S, "PeerLost", "left at step 20 with ArithmeticError: the batch was bad"),
+        ("call", NEVER_S, "PeerDiffers", "is in link.all_reduce of 1 numbers at step 20, and worker"),
     ],
 )
 def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, cause: str) -> None:
@@ -79,6 +93,27 @@ def test_everyone_stops_and_knows_why(kind: str, timeout_s: float, error: str, c
         assert "worker 2 on " in message
         assert cause in message
         assert "hint: " in message
+
+
+def train_with_fewer_steps(strategy: Strategy) -> None:
+    watch.BEAT_S = BEAT_S
+    model, optimizer = model_and_optimizer()
+    with tw.attach(model, optimizer, strategy, timeout_s=NEVER_S) as link:
+        for step in range(6 - (link.rank == 1)):
+            step_once(model, optimizer, step, link.rank)
+
+
+@pytest.mark.parametrize("strategy", [tw.GossipGraD(), tw.AllReduce(overlap="forward")], ids=repr)
+def test_one_step_fewer_is_named_where_all_come_to_detach(strategy: Strategy) -> None:
+    processes = Processes(3, train_with_fewer_steps, strategy)
+    try:
+        outcomes = [processes.outcome(rank, 100) for rank in range(3)]
+    finally:
+        processes.kill()
+    for well, message in outcomes:
+        assert not well
+        assert "PeerLost: worker 1 on " in message
+        assert "leaves after 5 steps, this one after 6" in message
 
 
 def test_who_waits_for_nobody_stops_too() -> None:

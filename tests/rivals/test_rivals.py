@@ -24,18 +24,20 @@ def test_all_are_there_under_their_names() -> None:
         "post-local-sgd",
         "torchft-local-sgd",
         "torchft-diloco",
+        "accelerate-local-sgd",
     ]
     assert find("ddp-fp16").name == "ddp-fp16"
 
 
 def test_an_unknown_one_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(SettingError, match=r"rival must be one of 'ddp', .*'torchft-diloco', got 'horovod'"):
+    with pytest.raises(SettingError, match=r"must be one of 'ddp', .*'accelerate-local-sgd', got 'horovod'"):
         find("horovod")
 
 
 def test_an_absent_one_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     assert find("torchft-diloco").available() == "not installed: pip install torchft==0.2.0"
+    assert find("accelerate-local-sgd").available() == "not installed: pip install accelerate==1.15.0"
     assert find("ddp").available() is None
 
 

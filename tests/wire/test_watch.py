@@ -8,14 +8,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from thinwire.errors import PeerError, PeerLate, PeerLost
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost
 from thinwire.wire import control
-from thinwire.wire.watch import Watch
+from thinwire.wire import watch as watch_module
+from thinwire.wire.base import DETACHING, FAILING, IN_CALL, LEFT, WAITING, Status
+from thinwire.wire.watch import Member, Watch
 
+T = TypeVar("T")
 LONG_S = 60.0
 """Longer than any test waits."""
 
@@ -25,6 +29,11 @@ def watches(world_size: int, store: HashStore | None = None, silence_s: float = 
     ranks = list(range(world_size))
     with ThreadPoolExecutor(world_size) as pool:
         return list(pool.map(lambda rank: Watch(store, "test", rank, ranks, LONG_S, silence_s), ranks))
+
+
+@pytest.fixture(autouse=True)
+def beats_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch_module, "BEAT_S", 0.05)
 
 
 @pytest.fixture
@@ -42,7 +51,7 @@ def heard(watch: Watch) -> Callable[[], PeerError | None]:
     return lambda: told[0] if told else None
 
 
-def eventually(call: Callable[[], PeerError | None]) -> PeerError:
+def eventually(call: Callable[[], T | None]) -> T:
     deadline = time.monotonic() + LONG_S
     while (error := call()) is None:
         assert time.monotonic() < deadline, "nobody was told"
@@ -61,7 +70,7 @@ def test_everyone_hears_the_cause_that_one_rings(three: list[Watch]) -> None:
 def test_who_leaves_because_of_another_names_that_one(three: list[Watch]) -> None:
     """The good-bye may overtake the first alarm, which comes by another connection."""
     listener = heard(three[2])
-    three[0]._tell_listeners(PeerLost("worker 1 left", rank=1, host="there"))  # heard by worker 0 only
+    three[0]._claim(PeerLost("worker 1 left", rank=1, host="there"))  # heard by worker 0 only
     three[0].stop()
     assert eventually(listener).rank == 1
 
@@ -72,24 +81,134 @@ def test_who_has_ended_because_of_another_is_not_missed(three: list[Watch]) -> N
     three[0].ring(PeerLost("worker 1 left", rank=1, host="there"))
     three[0].stop()
     eventually(listener)
-    three[2]._members[0].doing = "left"  # as the good-bye says, which comes next
-    assert eventually(lambda: three[2].missing(7)).rank == 1
+    three[2]._members[0].status = Status(doing=LEFT)  # as the good-bye says, which comes next
+    assert eventually(three[2].missing).rank == 1
+
+
+def test_who_is_told_while_it_looks_around_names_the_first_cause(
+    three: list[Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The alarm, and the good-bye of one who ends because of it, come while the training thread asks who is
+    missing: neither it nor anybody it tells takes that one for the culprit."""
+    three[0]._others.reverse()
+    first_cause = PeerLost("worker 1 left", rank=1, host="there")
+    absence = Watch._absence
+
+    def look_slowly(watch: Watch, other: Member, landing: int) -> PeerError | None:
+        if watch is three[0] and watch._lost is None:
+            watch._claim(first_cause)  # of which the listeners will know in a moment
+            watch._members[2].status = Status(doing=LEFT)
+        return absence(watch, other, landing)
+
+    monkeypatch.setattr(Watch, "_absence", look_slowly)
+    assert three[0].missing() is first_cause
+    other = heard(three[1])
+    assert three[0].ring(PeerLost("worker 2 has ended", rank=2)) is first_cause
+    three[0].stop()
+    assert eventually(other).rank == 1
+
+
+def test_a_failed_operation_is_not_explained_before_all_is_heard(
+    three: list[Watch], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine the thread that listens may run late: silence for a moment means nothing."""
+    monkeypatch.setattr(watch_module, "_NOTICE_S", 0.0)
+    hear, late, may_hear = Watch._hear, threading.Event(), threading.Event()
+
+    def hear_late(watch: Watch, rank: int, message: control.Message) -> None:
+        if watch is three[0]:
+            late.set()
+            may_hear.wait(LONG_S)
+        hear(watch, rank, message)
+
+    monkeypatch.setattr(Watch, "_hear", hear_late)
+    assert late.wait(LONG_S)
+    with ThreadPoolExecutor(1) as pool:
+        explained = pool.submit(three[0].explain, RuntimeError("connection closed"))
+        three[2].ring(PeerLost("worker 2 left", rank=2))
+        time.sleep(0.3)
+        assert not explained.done()
+        may_hear.set()
+        assert explained.result(LONG_S).rank == 2
+
+
+def test_who_is_on_its_own_is_late_and_not_who_waits_in_the_same_call(three: list[Watch]) -> None:
+    waiting = Status(steps=5, calls=1, doing=f"{IN_CALL}link.all_reduce")
+    three[0].tell(waiting)
+    three[1].tell(waiting)
+    three[2].tell(Status(steps=5))
+    eventually(lambda: three[1]._members[0].status == waiting or None)
+    assert three[1].late("waited").rank == 2
+    leaving = Status(steps=5, calls=1, doing=DETACHING)
+    three[0].tell(leaving)
+    three[1].tell(leaving)
+    eventually(lambda: three[1]._members[0].status == leaving or None)
+    assert three[1].late("waited").rank == 2
+    three[2].tell(Status(steps=5, doing=WAITING))
+    eventually(lambda: three[1]._members[2].status.doing == WAITING or None)
+    assert three[1].late("waited").rank == 2  # where nobody else is
+
+
+@pytest.mark.parametrize(
+    ("mine", "named"),
+    [
+        (Status(5, 1, 0, WAITING), True),  # in a backward after the call
+        (Status(6, 0, 0, WAITING), True),
+        (Status(5, 0, 0, WAITING), False),  # for what belongs to the step before the call
+        (Status(4, 2, 0, WAITING), False),  # in that step
+        (Status(5, 1, 1, WAITING), False),  # the call is over, and what is known of the other is old
+        (Status(5, 1, 0, ""), False),  # waits for nobody
+        (Status(5, 1, 1, f"{IN_CALL}link.all_reduce"), False),
+    ],
+)
+def test_a_call_that_was_left_out_is_noticed_at_once(three: list[Watch], mine: Status, named: bool) -> None:
+    theirs = Status(5, 0, 1, f"{IN_CALL}link.all_reduce")
+    three[0].tell(theirs)
+    three[1].tell(mine)
+    eventually(lambda: three[1]._members[0].status == theirs or None)
+    error = three[1].missing()
+    assert (error is not None) == named
+    if error is not None:
+        assert isinstance(error, PeerDiffers)
+        assert "is in link.all_reduce at step 5, and worker 1 has gone on to step" in str(error)
+        listener = heard(three[2])
+        three[1].ring(error)
+        assert isinstance(eventually(listener), PeerDiffers)
 
 
 def test_who_has_ended_is_missed_and_not_lost(three: list[Watch]) -> None:
-    three[0].tell(7, "")
+    three[0].tell(Status(steps=7))
     three[0].stop()
-    error = eventually(lambda: three[1].missing(7))
+    error = eventually(three[1].missing)
     assert "worker 0 on " in str(error)
     assert "has ended after step 7" in str(error)
 
 
 def test_who_leaves_early_is_missed_by_those_who_go_on(three: list[Watch]) -> None:
-    three[0].tell(5, "detaching")
-    assert eventually(lambda: three[1].missing(5)).rank == 0
-    assert three[1].missing(4) is None
-    three[1].tell(5, "detaching")
-    assert three[1].missing(5) is None
+    three[0].tell(Status(steps=5, doing=DETACHING))
+    three[1].tell(Status(steps=5, doing=WAITING))
+    assert "leaves after 5 steps, this one is at step 6" in str(eventually(three[1].missing))
+    for fine in (Status(4, doing=WAITING), Status(5, doing=DETACHING), Status(5)):
+        three[1].tell(fine)
+        assert three[1].missing() is None
+
+
+def test_who_leaves_with_fewer_steps_is_missed_by_those_who_wait_for_its_part_of_the_last_one(
+    three: list[Watch],
+) -> None:
+    three[0].tell(Status(steps=5, doing=DETACHING))
+    three[1].tell(Status(steps=6, doing=DETACHING))
+    assert "leaves after 5 steps, this one after 6" in str(eventually(lambda: three[1].missing(landing=6)))
+    assert three[1].missing(landing=5) is None  # a step that both have made
+    assert three[1].missing() is None
+
+
+def test_who_leaves_with_an_error_is_missed_with_that_error(three: list[Watch]) -> None:
+    three[0].tell(Status(steps=5, doing=f"{FAILING}ArithmeticError: the batch was bad"))
+    three[1].tell(Status(steps=5, doing=WAITING))
+    error = eventually(three[1].missing)
+    assert "left at step 5 with ArithmeticError: the batch was bad" in str(error)
+    assert "same number of steps" not in str(error)
 
 
 def test_a_broken_connection_is_a_lost_worker(three: list[Watch]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, keys, lab, show, simulate, train
+from thinwire.cli import bench, doctor, keys, lab, plan, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -21,7 +21,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (train.train, simulate.simulate, show.strategies, show.recipes, show.report):
+for _command in (
+    plan.plan,
+    doctor.doctor,
+    train.train,
+    simulate.simulate,
+    show.strategies,
+    show.recipes,
+    show.report,
+):
     app.command()(_command)
 app.add_typer(lab.app, name="lab")
 app.add_typer(keys.app, name="keys")

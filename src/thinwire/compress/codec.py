@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 
 from thinwire.compress import payload as payloads
+from thinwire.compress.kernels import cpu_kernels
 from thinwire.compress.payload import ALIGN_BYTES, ChangePayload, payload_bytes
 
 CHUNK = 256
 """Numbers of which the largest are sent; an index within them is one byte."""
+FEW = 32
+"""Numbers of a chunk up to which looking for the weakest of those found so far is faster than a sort."""
+_COMPILED = (torch.float32, torch.float64)
 _LARGEST = 127
 
 
@@ -80,7 +84,7 @@ class Largest:
         if data.is_meta:
             return data  # sizes alone, without numbers
         rows = data.reshape(len(data), -1, CHUNK)
-        place = rows.abs().topk(self.count, dim=2, sorted=False).indices
+        place = self._largest(rows)
         value = rows.gather(2, place)
         scales, places, codes = self._parts(messages, rows.shape[1])
         scales.copy_(value.abs().amax(2) / _LARGEST)
@@ -101,6 +105,13 @@ class Largest:
             values = codes.reshape(shape).to(like.dtype).mul_(scales.to(like.dtype)[..., None])
             rows.scatter_(2, places.reshape(shape).long(), values)
         return rows.view(len(messages), -1)
+
+    def _largest(self, rows: Tensor) -> Tensor:
+        kernels = cpu_kernels(rows) if self.count <= FEW and rows.dtype in _COMPILED else None
+        if kernels is None:
+            return rows.abs().topk(self.count, dim=2, sorted=False).indices
+        place: Tensor = kernels.largest_in_rows(rows.view(-1, CHUNK), self.count)
+        return place.view(*rows.shape[:2], self.count)
 
     def _parts(self, messages: Tensor, chunks: int) -> tuple[Tensor, Tensor, Tensor]:
         """Scales, places within chunks, and values of every message: views."""

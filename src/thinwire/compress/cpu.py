@@ -98,6 +98,34 @@ def _integer(data: Tensor) -> torch.dtype:
     return torch.int32 if data.dtype == torch.float32 else torch.int64
 
 
+def largest_in_rows(rows: Tensor, count: int) -> Tensor:
+    """Where the entries of largest magnitude of every row are (ties: the first), in no order."""
+    place = torch.empty((len(rows), count), dtype=torch.int64)
+    bits = rows.contiguous().view(_integer(rows))
+    _largest_in_rows(bits.numpy(), torch.iinfo(bits.dtype).max, place.numpy())
+    return place
+
+
+@_compile
+def _largest_in_rows(bits: Array, magnitude: int, out: Array) -> None:
+    narrow, count = bits.dtype.type, out.shape[1]
+    kept = np.empty(count, bits.dtype)
+    for row in range(bits.shape[0]):
+        own, place = bits[row], out[row]
+        for i in range(count):
+            kept[i] = own[i] & magnitude
+            place[i] = i
+        weakest = np.argmin(kept)
+        least = kept[weakest]
+        for i in range(count, own.size):
+            size = narrow(own[i] & magnitude)
+            if size > least:  # seldom: of equally distributed numbers, count / i of them
+                kept[weakest] = size
+                place[weakest] = i
+                weakest = np.argmin(kept)
+                least = kept[weakest]
+
+
 def split_largest(index: Tensor, value: Tensor, k: int) -> list[tuple[Tensor, Tensor]]:
     """Index and value of the k entries of largest magnitude (ties: the first), then of the others."""
     bits = value.view(_integer(value))

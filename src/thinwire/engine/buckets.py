@@ -40,6 +40,8 @@ class TrainingContext:
 
     step: int = 1
     """The optimizer step under way, counted from 1."""
+    samples: float | None = None
+    """How much this worker's gradients of that step count; None: nobody said."""
     thread: int | None = None
     """The training thread, the only one that may write parameters; None where nobody checks."""
 
@@ -114,6 +116,10 @@ class ParameterBucket:
     @property
     def rate(self) -> float | None:
         return self.read_rate()
+
+    @property
+    def samples(self) -> float:
+        return 1.0 if self._context.samples is None else self._context.samples
 
     def name_at(self, place: int) -> str:
         ends = accumulate(p.numel() for p in self._locals)

@@ -124,6 +124,8 @@ class Core:
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
         self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes = overrides(strategy, "mix")
+        self.landing_step = 0
+        """While training pauses: the step that it waits for, to which all workers must have come."""
         self._rates = RateScale(optimizers, strategy.rate_scale(lane.world_size))
 
     def assemble(
@@ -271,6 +273,7 @@ class Core:
             with range_of("mix"):
                 yield from self.mixer.launching(self.context.step)
         self.context.step += 1
+        self.context.samples = None
 
     def _mix(self, bucket: ParameterBucket) -> Task:
         group = self._group_of[bucket.place]
@@ -293,8 +296,12 @@ class Core:
 
     def synchronizing(self) -> Iterator[Work]:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
+        self.landing_step = self.steps
         yield from self.reducer.stepping()
+        # Messages to whoever listens are taken, however many steps that one makes.
+        self.landing_step = 0 if overrides(self.strategy, "serve") else self.mixer.newest_step
         yield from self.mixer.landing_all()
+        self.landing_step = 0
         for group in self.groups:
             if group.serving is not None:
                 quiesce = group.endpoint.messenger.quiesce

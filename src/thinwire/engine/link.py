@@ -29,6 +29,7 @@ from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.parts import Part
 from thinwire.engine.regroup import Place, Regrouper
 from thinwire.engine.replicas import Replicas
+from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.transport import Transport
@@ -81,9 +82,11 @@ class Link:
             finish=lambda: self._transport.wait_for(self._core.mixer.landing_all()),
         )
         self._idle_watch: IdleWatch | None = None
+        self._scaled_steps: ScaledSteps | None = None
         if self._mixes:
             self._access_hooks.hook(self._step_hooks.handles)
             if self.world_size > 1:
+                self._scaled_steps = ScaledSteps(self._optimizers)
                 self._idle_watch = IdleWatch(self._optimizers, self.strategy)
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
         self._mean_at = 0
@@ -113,7 +116,7 @@ class Link:
         self._parameters = {id(p): p for p in sent}
         self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
         if overrides(self.strategy, "reduce"):
-            self._core.reducer.hooks.check = self._check_pass
+            self._core.reducer.hooks.check = self._begin_pass
             self._core.reducer.hook()
         linked.update((p, True) for p in self._parameters.values())
 
@@ -230,7 +233,8 @@ class Link:
             self._core.reducer.hooks.active = before
 
     def weight(self, num_samples: float) -> None:
-        """How much this worker's next backward counts: gradients become the mean over samples, not workers.
+        """How much this worker's next backward counts: gradients become the mean over samples, not workers;
+        so do models under `DiLoCo(merge="samples")`.
 
         It holds for one backward; a worker that does not call it counts 1. So call it on every worker,
         or pass a share of the usual batch where a batch is smaller. In a half-precision model the
@@ -239,6 +243,8 @@ class Link:
         valid = math.isfinite(num_samples) and num_samples >= 0
         check(valid, "num_samples", "zero or a positive number", num_samples)
         self._core.reducer.weight = float(num_samples)
+        context = self._core.context
+        context.samples = (context.samples or 0.0) + float(num_samples)
 
     @contextlib.contextmanager
     def join(self) -> Iterator[None]:
@@ -317,7 +323,7 @@ class Link:
         if transport.call:  # as a part of that one
             yield
             return
-        transport.call = call
+        transport.call, transport.calls = call, transport.calls + 1
         try:
             self._everyone.meet(call)
             yield
@@ -438,6 +444,9 @@ class Link:
         except PeerError:
             if failure is None and self._regrouper is None:  # of an elastic world, others may leave first
                 raise
+        except BaseException as error:
+            self._transport.tell_error(failure or error)
+            raise
         finally:
             self._unhook()
             self._stop()
@@ -471,6 +480,8 @@ class Link:
         self._step_hooks.unhook()
         if self._idle_watch is not None:
             self._idle_watch.stop()
+        if self._scaled_steps is not None:
+            self._scaled_steps.unhook()
 
     def _stop(self) -> None:
         for _, progress in self._side_lanes:
@@ -485,6 +496,7 @@ class Link:
     # -- what the optimizer's step asks -------------------------------------------------------------
 
     def _check_step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._transport.passes += 1
         self._watch.check_place()
         if self._mixes:  # otherwise it was asked when backward began
             self._check_pass()
@@ -500,6 +512,10 @@ class Link:
                     "model, at attach: nobody would send it",
                     hint="after unfreezing or adding parameters, detach and attach again",
                 )
+
+    def _begin_pass(self) -> None:
+        self._transport.passes += 1
+        self._check_pass()
 
     def _check_pass(self) -> None:
         """Asked before gradients are sent: each worker then finds what is wrong with the model by itself, and
@@ -531,6 +547,7 @@ class Link:
             if self._regrouper is None:
                 raise
             self._core.steps += 1  # the step is made; mixing is given up, and `Step` regroups
+        self._transport.passes = 0
         self._transport.set_status()
 
 

@@ -16,6 +16,8 @@ from thinwire.wire.work import Work
 @dataclass(slots=True)
 class _Pending:
     task: Task
+    step: int
+    """After which it was started."""
     since: int
     """Steps done when it left the training thread."""
 
@@ -42,7 +44,7 @@ class Mixer:
         for task in tasks:
             yield task.left
             if not task.done():
-                self._pending.append(_Pending(task, steps_done))
+                self._pending.append(_Pending(task, steps_done, steps_done))
             elif task.error is not None:  # it has left, and failed before we looked
                 raise task.error
 
@@ -58,6 +60,11 @@ class Mixer:
                 pending.since = steps_done
                 if task.done():
                     self._pending.remove(pending)
+
+    @property
+    def newest_step(self) -> int:
+        """The last step whose mixing is not back yet; 0: none."""
+        return max((pending.step for pending in self._pending), default=0)
 
     def landing_all(self) -> Iterator[Work]:
         """Bring everything back, whenever it was due; no other worker has to."""

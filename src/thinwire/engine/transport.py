@@ -15,7 +15,8 @@ import torch
 from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.driver import Driver, ProgressThread, TrainingQueue
 from thinwire.errors import PeerError, PeerLost
-from thinwire.wire.base import Lane
+from thinwire.strategies.base import overrides
+from thinwire.wire.base import DETACHING, FAILING, IN_CALL, WAITING, Lane, Status
 from thinwire.wire.ranges import range_of
 from thinwire.wire.work import Work
 
@@ -44,7 +45,11 @@ class Transport:
         self.core: Core | None = None
         self.call = ""
         """The method of the link that a user is in, if any."""
-        self._leaving = False
+        self.calls = 0
+        """Such methods that all workers call, begun so far."""
+        self.passes = 0
+        """Backward passes that send, and steps, begun since the last step was done."""
+        self._leaving = ""
         self._failure: BaseException | None = None
 
     # -- the core's shell -----------------------------------------------------------------------------
@@ -76,7 +81,7 @@ class Transport:
         if work.done() and work.error is None:
             return
         began = time.perf_counter()
-        self.set_status(f"in {self.call}" if self.call else "waiting")
+        self.set_status(f"{IN_CALL}{self.call}" if self.call else self._waiting)
         try:
             with range_of("wait"):
                 self._wait(work)
@@ -90,15 +95,14 @@ class Transport:
     def _wait(self, work: Work) -> None:
         deadline, told_at = time.monotonic() + self.timeout_s, time.monotonic() + TELL_S
         while not self._training.run_until(work, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
-            error = self._lane.missing(self._steps)
+            error = self._lane.missing(0 if self.core is None else self.core.landing_step)
             if error is None and time.monotonic() >= deadline:
                 error = self._lane.late_error(f"worker {self._lane.rank} has waited {self.timeout_s:g} s")
             if error is not None and self._failure is not None:
                 self.tell_error(self._failure)
                 raise error
             if error is not None:
-                self._lane.abort(error)  # which ends the work too, with the cause that was told first
-                raise work.error or error
+                raise self._lane.abort(error)
             if time.monotonic() >= told_at:
                 told_at = math.inf
                 logger.warning(
@@ -106,20 +110,26 @@ class Transport:
                 )
 
     @property
+    def _waiting(self) -> str:
+        """In a step, strategies that answer messages wait for nobody but their own thread."""
+        return "" if self.core is not None and overrides(self.core.strategy, "serve") else WAITING
+
+    @property
     def _steps(self) -> int:
         return 0 if self.core is None else self.core.steps
 
     def set_status(self, doing: str = "") -> None:
         """Tell the others, should they ask why this worker is late."""
-        self._lane.set_status(self._steps, "detaching" if self._leaving else doing)
+        self._lane.set_status(Status(self._steps, self.passes, self.calls, self._leaving or doing))
 
     # -- leaving --------------------------------------------------------------------------------------
 
     def leave(self, failure: BaseException | None) -> None:
         """From now on this worker makes no step any more. With a failure the others may not come: then they
         are told of it soon."""
-        self._leaving, self._failure = True, failure
+        self._leaving, self._failure = DETACHING, failure
         if failure is not None:
+            self._leaving = FAILING + _text(failure)
             self.timeout_s = min(self.timeout_s, FAILED_S)
         self.set_status()
 
@@ -128,10 +138,9 @@ class Transport:
         if isinstance(error, PeerError):
             return
         rank, host = self._lane.rank, socket.gethostname()
-        cause = f"{type(error).__name__}: {error}".strip().rstrip(":")
         self._lane.abort(
             PeerLost(
-                f"worker {rank} on {host} left at step {self._steps} with {cause}",
+                f"worker {rank} on {host} left at step {self._steps} with {_text(error)}",
                 rank=rank,
                 host=host,
                 hint="see that worker's own output",
@@ -141,3 +150,7 @@ class Transport:
     def stop(self) -> None:
         """End the thread: a coroutine cannot be closed while it runs there."""
         self._progress.stop()
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".strip().rstrip(":")

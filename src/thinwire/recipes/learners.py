@@ -246,20 +246,28 @@ class RecipeLearners:
 
     def measure(self, repeats: int = 5) -> float:
         """Return the seconds that one replica takes here for a step, measured on a copy."""
+        times_s = list[float]()
+
+        def watch(seconds: float) -> None:
+            times_s.append(seconds)
+
+        self.trial(repeats, watch)
+        return median(times_s)
+
+    def trial(self, steps: int, watch: Callable[[float], None] = lambda seconds: None) -> None:
+        """Make steps of one replica's copy on one fixed batch; `watch` gets the seconds of each."""
         model = deepcopy(self.replicas.model(0))  # the replica itself must not take a step
         optimizer = self.setup.training.optimizer(model, self.plan)
         inputs, targets = self._example()
-        times_s = []
         with torch.random.fork_rng(devices=[]):
-            for _ in range(repeats):
+            for _ in range(steps):
                 begin_s = time.perf_counter()
                 optimizer.zero_grad()
                 self.setup.loss(model, inputs, targets, None)[0].backward()
                 optimizer.step()
                 if self.setup.device.type == "cuda":
                     torch.cuda.synchronize(self.setup.device)
-                times_s.append(time.perf_counter() - begin_s)
-        return median(times_s)
+                watch(time.perf_counter() - begin_s)
 
     def _example(self) -> tuple[Tensor, Tensor]:
         samples = self.setup.data.train

@@ -120,6 +120,11 @@ class ComputeModel:
     """Each trainable parameter's part of the computing time; None: its part of all parameters."""
     bucket_bytes: int | None = None
     """None: the default of `attach`."""
+    copy_s: float = 0.0
+    """Seconds per byte for which training stands still while a bucket is filled, and again while it is
+    emptied."""
+    select_s: float = 0.0
+    """Seconds per byte of a bucket before its `reduce` can send: beside training, one bucket at a time."""
     alike: bool = False
     """Whether one worker acts for all others of its speed; only with sizes."""
 
@@ -144,7 +149,8 @@ class Pace:
         self.stopped_until_s = 0.0
         self._full = speed
         self._spread = math.sqrt(math.log1p(jitter**2))
-        self._random = np.random.default_rng(list(seed))
+        # ten thousand generators that nobody asks would take a second to make
+        self._random = np.random.default_rng(list(seed)) if jitter else None
 
     def slow(self, speed: float) -> None:
         """Compute at `speed` times the full speed; 1 heals."""
@@ -152,16 +158,19 @@ class Pace:
 
     def draw(self) -> float:
         """How many times longer than at full speed the coming step takes: log-normal, with a mean of one."""
+        if self._random is None:
+            return 1 / self.speed
         spread = self._spread
-        vary = math.exp(self._random.normal(-(spread**2) / 2, spread)) if spread else 1.0
-        return vary / self.speed
+        return math.exp(self._random.normal(-(spread**2) / 2, spread)) / self.speed
 
     def state_dict(self) -> dict[str, Any]:
-        return {"speed": self.speed, "random": self._random.bit_generator.state}
+        random = None if self._random is None else self._random.bit_generator.state
+        return {"speed": self.speed, "random": random}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.speed = saved["speed"]
-        self._random.bit_generator.state = saved["random"]
+        if self._random is not None:
+            self._random.bit_generator.state = saved["random"]
 
 
 def timetable(

@@ -38,24 +38,37 @@ class _Direction:
 
 
 class Network:
-    """Hosts as described, with a latency between any two of them, and another where a path leaves a site."""
+    """Hosts as described, with a latency between any two of them, another where a path leaves a site, and
+    one of each message that waits for another in a collective, where that is known apart."""
 
     def __init__(
-        self, description: Description, *, latency_s: float = 0.0, uplink_latency_s: float = 0.0
+        self,
+        description: Description,
+        *,
+        latency_s: float = 0.0,
+        uplink_latency_s: float = 0.0,
+        hop_s: float | None = None,
     ) -> None:
-        for field, seconds in (("latency", latency_s), ("uplink latency", uplink_latency_s)):
+        hop_s = latency_s if hop_s is None else hop_s
+        times = {"latency": latency_s, "uplink latency": uplink_latency_s, "hop of a collective": hop_s}
+        for field, seconds in times.items():
             check(0 <= seconds < math.inf, field, "seconds, 0 or more", seconds)
         self.description = description
-        self._latency_s, self._uplink_latency_s = latency_s, uplink_latency_s
+        self._latency_s, self._uplink_latency_s, self._hop_s = latency_s, uplink_latency_s, hop_s
         self._site = [host.site for host in description.hosts]
         rates = [host.rate_bit_per_s for host in description.hosts]
         self._out, self._in = ([_Direction(rate / 8) for rate in rates] for _ in range(2))
+        self._played: Sequence[int] | None = None
         uplink = description.uplink_bit_per_s
         uplinks = [] if uplink is None else [uplink] * description.num_sites
         self._up, self._down = ([_Direction(rate / 8) for rate in uplinks] for _ in range(2))
 
-    def rest(self) -> None:
-        """Everything is free again, for a clock that begins anew."""
+    def rest(self, played: Sequence[int] | None = None) -> None:
+        """Everything is free again, for a clock that begins anew.
+
+        `played`: hosts whose cards stand for those of all others; the rest send and receive the same.
+        """
+        self._played = played
         for direction in self._directions():
             direction.free_s = 0.0
 
@@ -92,9 +105,9 @@ class Network:
 
     def collective(self, what: Round, members: Sequence[int], now_s: float) -> float:
         """When it ends; `members` are hosts in order of rank, all of whom have come."""
-        world_size, latency_s = len(members), self._latency_s
+        world_size, latency_s = len(members), self._hop_s
         loads: list[tuple[_Direction, float]] = []
-        for rank, host in enumerate(members):
+        for rank, host in enumerate(members) if self._played is None else ((p, p) for p in self._played):
             traffic = what.traffic(rank, world_size)
             loads += [(self._out[host], traffic.sent_bytes), (self._in[host], traffic.received_bytes)]
         if self._up and len({self._site[host] for host in members}) > 1:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import astuple, replace
 from functools import partial
@@ -61,16 +62,24 @@ class Session:
         """Steps after which every worker stops, wherever it is in its epoch."""
         self._network, self._strategy, self._learners, self._model = network, strategy, learners, model
         self._recovery_s = recovery_s
-        self._paces = [Pace(h.speed, jitter=jitter, seed=(seed, h.index)) for h in description.hosts]
         self._past = dict.fromkeys(self.hosts, Stats())
         self._lost: set[int] = set()
         self._joining: list[int] = []
         self._broken = False
         self._tasks: dict[int, Task] = {}
         self._by_step: list[Fault] = []
-        speeds = [pace.speed for pace in self._paces] if model.alike else []
-        self._acting_for = {host: speeds.index(speed) for host, speed in enumerate(speeds)}
+        kinds = dict[tuple[float, float, int], int]()
+        for host in description.hosts if model.alike else ():
+            kinds.setdefault((host.speed, host.rate_bit_per_s, host.site), host.index)
+        self._acting_for = {
+            host.index: kinds[host.speed, host.rate_bit_per_s, host.site]
+            for host in (description.hosts if kinds else ())
+        }
         """By host: the host of the worker that acts for its own; empty if each acts for itself."""
+        self._num_alike = Counter(self._acting_for.values())
+        network.rest(list(kinds.values()) or None)
+        played = [description.hosts[index] for index in kinds.values()] or description.hosts
+        self._paces = {h.index: Pace(h.speed, jitter=jitter, seed=(seed, h.index)) for h in played}
         self._world, self._workers = self._assemble([])
         for fault in description.faults:
             self._expect(fault)
@@ -90,7 +99,7 @@ class Session:
 
     def acts_for(self, host: int) -> int:
         """How many workers, itself included, the one there acts for."""
-        return list(self._acting_for.values()).count(host) or 1
+        return self._num_alike.get(host, 1)
 
     def state_dict(self) -> dict[str, Any]:
         """Where clock, network and workers stand between two epochs, when nothing is on the wire."""
@@ -100,7 +109,7 @@ class Session:
         return {
             "now_s": self.clock.now_s,
             "network": self._network.state_dict(),
-            "paces": [pace.state_dict() for pace in self._paces],
+            "paces": [pace.state_dict() for pace in self._paces.values()],
             "stats": [(each.rounds, astuple(each.traffic), each.exposed_s) for each in stats],
             "workers": [worker.state_dict() for worker in self._workers.values()],
         }
@@ -109,7 +118,7 @@ class Session:
         """Go on from there; nothing may have been trained yet."""
         self.clock.now_s = saved["now_s"]
         self._network.load_state_dict(saved["network"])
-        for pace, state in zip(self._paces, saved["paces"], strict=True):
+        for pace, state in zip(self._paces.values(), saved["paces"], strict=True):
             pace.load_state_dict(state)
         for host, (rounds, traffic, exposed_s) in zip(self.hosts, saved["stats"], strict=True):
             self._past[host] = Stats(rounds=rounds, traffic=Traffic(*traffic), exposed_s=exposed_s)

@@ -28,10 +28,20 @@ from thinwire.traffic import Traffic
 from thinwire.wire.local import NotAlike
 
 MakeOptimizer = Callable[[list[nn.Parameter]], Optimizer]
-_plain_sgd: MakeOptimizer = partial(SGD, lr=0.0)
 _WINDOW = 16
 """Regular steps that `step_ends` plays at least."""
 SUMMED = ("exposed_s", "sent_bytes", "messages")
+
+
+def _still(parameters: list[nn.Parameter]) -> Optimizer:
+    """An SGD that makes no steps; making a real one imports torch's compiler, which takes a second."""
+    optimizer = SGD.__new__(SGD)
+    numbers = dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), 0.0)
+    switches = dict.fromkeys(("nesterov", "maximize", "foreach", "differentiable", "fused"), False)
+    group = {"params": parameters, **numbers, **switches}
+    still = {"param_groups": [group], "defaults": {"lr": 0.0}, "state": {}, "step": lambda closure=None: None}
+    optimizer.__dict__.update(still)
+    return optimizer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +55,8 @@ class StepTimes:
     sent_bytes: float
     messages: float
     """Both per step and worker."""
+    held_bytes: int = 0
+    """Memory of one worker's buckets, and of what the strategy keeps beside the model."""
 
 
 class _Learner(Learner):
@@ -74,17 +86,15 @@ class _Simulation:
         *,
         jitter: float = 0.0,
         dtype: torch.dtype = torch.float32,
-        make_optimizer: MakeOptimizer = _plain_sgd,
+        make_optimizer: MakeOptimizer = _still,
     ) -> None:
-        hosts = range(len(network.description.hosts))
         may_be_alike = not (jitter or network.description.faults or overrides(strategy, "serve"))
         for alike in (True, False) if may_be_alike else (False,):
             empty = nn.ParameterList(torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
             optimizer = make_optimizer([nn.Parameter(torch.zeros(()))])  # there are no numbers to step
-            self._learners = [_Learner(empty, optimizer, partial(self._stepped, host)) for host in hosts]
+            self._learned = empty, optimizer
             self.marks = {steps: dict.fromkeys(("ended_s", *SUMMED), 0.0) for steps in marks}
             """Totals of all workers when each had ended a certain step, the last of them at `ended_s`."""
-            network.rest()
             with suppress(NotAlike):
                 self.session = Session(network, strategy, self, replace(model, alike=alike), jitter=jitter)
                 self.session.num_steps = marks[-1]
@@ -92,10 +102,16 @@ class _Simulation:
                 break
 
     def of(self, host: int) -> _Learner:
-        return self._learners[host]
+        return _Learner(*self._learned, partial(self._stepped, host))
 
     def change(self, hosts: tuple[int, ...], joined: Collection[int], furthest: int) -> None:
         pass
+
+    def held_bytes(self) -> int:
+        """Memory of the first worker's buckets and of its strategy's tensors."""
+        buckets = self.session.worker(self.session.hosts[0]).core.buckets
+        leaves = sum(leaf.data.nbytes for bucket in buckets for leaf in bucket.leaves.values())
+        return leaves + sum(bucket.gradient.nbytes for bucket in buckets)
 
     def _stepped(self, host: int, steps: int) -> None:
         if steps in self.marks:
@@ -120,11 +136,11 @@ def _play(
     marks: Sequence[int],
     *,
     jitter: float = 0.0,
-) -> dict[int, dict[str, float]]:
+) -> _Simulation:
     collects = gc.isenabled()
     gc.disable()  # it would go through thousands of workers over and over
     try:
-        return _Simulation(shapes, network, strategy, model, marks, jitter=jitter).marks
+        return _Simulation(shapes, network, strategy, model, marks, jitter=jitter)
     finally:
         if collects:
             gc.enable()
@@ -143,11 +159,12 @@ def step_times(
     check(steps >= 1, "steps", "at least 1", steps)
     steps = -(-steps // strategy.period) * strategy.period
     warm_up = _warm_up(strategy)
-    marks = _play(shapes, network, strategy, model, (warm_up, warm_up + steps), jitter=jitter)
-    before, after = marks.values()
+    simulation = _play(shapes, network, strategy, model, (warm_up, warm_up + steps), jitter=jitter)
+    before, after = simulation.marks.values()
     worker_steps = len(network.description.hosts) * steps
     means = {name: (after[name] - before[name]) / worker_steps for name in SUMMED}
-    return StepTimes(step_s=(after["ended_s"] - before["ended_s"]) / steps, **means)
+    step_s = (after["ended_s"] - before["ended_s"]) / steps
+    return StepTimes(step_s=step_s, held_bytes=simulation.held_bytes(), **means)
 
 
 def step_ends(
@@ -168,7 +185,8 @@ def step_ends(
     played = min(steps[-1], regular_from + window)
     marks = sorted({regular_from, played, *(step for step in steps if step < played)} - {0})
     marks = [mark for mark in marks if mark <= played]
-    ended = {step: mark["ended_s"] for step, mark in _play(shapes, network, strategy, model, marks).items()}
+    simulation = _play(shapes, network, strategy, model, marks)
+    ended = {step: mark["ended_s"] for step, mark in simulation.marks.items()}
     step_s = (ended[played] - ended[regular_from]) / window if played == regular_from + window else 0.0
     return [ended[step] if step <= played else ended[played] + (step - played) * step_s for step in steps]
 
@@ -181,7 +199,7 @@ def traffic(
     steps: int,
     bucket_bytes: int | None = None,
     dtype: torch.dtype = torch.float32,
-    make_optimizer: MakeOptimizer = _plain_sgd,
+    make_optimizer: MakeOptimizer = _still,
 ) -> list[Traffic]:
     """The strategy's own traffic in its first steps, by worker: its coroutines are played with sizes alone.
 

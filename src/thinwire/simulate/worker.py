@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -93,6 +94,9 @@ class VirtualWorker:
         self._reducer = self.core.reducer
         if isinstance(self._reducer, ForwardReducer):
             self._reducer.foresee([bucket for bucket, _ in self._needs])
+        self._bytes = [bucket.gradient.nbytes for bucket in self.core.buckets]
+        self._selecting: list[Work] = []
+        self._selected_s = 0.0
         self._num_passes = self._num_agreed = 0
         self._slowdown = 1.0
         self.core.serve()
@@ -149,13 +153,30 @@ class VirtualWorker:
         stops = [0.0, *(self._full if announces else ())]
         self._num_passes += 1
         for index, (over, share) in enumerate(pairwise(stops)):
-            await self._clock.sleep((share - over) * backward_s)
-            self._reducer.bucket_is_full(index)
+            await self._clock.sleep((share - over) * backward_s + self._model.copy_s * self._bytes[index])
+            self._select(index)
         await self._clock.sleep((1.0 - stops[-1]) * backward_s)
+        if not announces and (self._model.copy_s or self._model.select_s):
+            await self._clock.sleep((self._model.copy_s + self._model.select_s) * sum(self._bytes))
+        await self._await_all(self._selecting)
+        self._selecting = []
         if isinstance(self._reducer, ForwardReducer):
             self._reducer.backward_ends()
         else:
             await self._await_all(self._reducer.finishing())
+        if self._model.copy_s:
+            await self._clock.sleep(self._model.copy_s * sum(self._bytes))
+
+    def _select(self, index: int) -> None:
+        """Announce a full bucket, when the largest of its numbers have been found if that takes time."""
+        if not self._model.select_s:
+            self._reducer.bucket_is_full(index)
+            return
+        self._selected_s = (
+            max(self._selected_s, self._clock.now_s) + self._model.select_s * self._bytes[index]
+        )
+        self._clock.at(self._selected_s, partial(self._reducer.bucket_is_full, index))
+        self._selecting.append(self._clock.sleep(self._selected_s - self._clock.now_s))
 
     async def _step(self) -> None:
         if self._learner.clip_norm is not None:

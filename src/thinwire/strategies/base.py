@@ -71,6 +71,10 @@ class Bucket(Gradients, Values, Protocol):
     def rate(self) -> float | None:
         """The learning rate that these gradients will be applied with; None where nobody knows."""
 
+    @property
+    def samples(self) -> float:
+        """How much this worker's step under way counts: what `link.weight` was told, 1 if nothing."""
+
     def name_at(self, place: int) -> str:
         """The name of the parameter that a number in `gradient` belongs to, for messages."""
 

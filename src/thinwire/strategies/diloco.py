@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
-
-import torch
-from torch import Tensor
 
 from thinwire.compress.codec import Codec, Dense, Largest
 from thinwire.compress.payload import ChangePayload
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket
-from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
+from thinwire.strategies.base import Bucket, Seam
+from thinwire.strategies.local.among import Everyone, OnePeer
+from thinwire.strategies.local.base import LocalState, LocalStrategy, Merge, Outer
 from thinwire.strategies.local.fragments import Fragments, Pattern, check_fragments
+from thinwire.strategies.local.quorum import Quorum, Rounds
 from thinwire.strategies.settings import check_types
-from thinwire.topology import Schedule
 from thinwire.wire.wire import Wire
 
 
@@ -52,6 +50,17 @@ class DiLoCo(LocalStrategy):
     """Average with one peer, another one each time, instead of with all (NoLoCo): anchors differ then,
     and are averaged too."""
 
+    merge: Merge = "equal"
+    """How much a worker counts: "equal", or by its "samples" since the last time, which `link.weight` is told
+    in every step (samples or tokens; a step counts 1 if nothing is)."""
+    offload: bool = False
+    """Keep the outer state (anchor, velocity, what was not sent) in the memory of the CPU."""
+    quorum: float = 1.0
+    """Part of the workers that an outer step waits for. Below 1 it goes on without late ones, whose changes
+    count in the next; the outer state is on the CPU then."""
+    grace: float = 10.0
+    """Seconds that it waits for the others once a quorum is there."""
+
     def __post_init__(self) -> None:
         check_types(self)
         check_fragments("DiLoCo", self.interval, self.fragments, self.delay)
@@ -66,6 +75,12 @@ class DiLoCo(LocalStrategy):
         check(0 < self.density <= 1, "DiLoCo.density", "above 0 and at most 1", self.density)
         plain = not self.gossip or (self.payload == "fp32" and self.density == 1)
         check(plain, "DiLoCo.gossip", "False with a payload or density that rounds", self.gossip)
+        check(0 < self.quorum <= 1, "DiLoCo.quorum", "above 0 and at most 1", self.quorum)
+        check(self.grace >= 0, "DiLoCo.grace", "0 or more seconds", self.grace)
+        plain = self.quorum == 1 or (self.payload == "fp32" and self.density == 1 and not self.gossip)
+        check(plain, "DiLoCo.quorum", "1 with gossip, a payload or a density", self.quorum)
+        equal = not self.gossip or self.merge == "equal"
+        check(equal, "DiLoCo.merge", "'equal' with gossip", self.merge)
 
     @property
     def period(self) -> int:
@@ -80,20 +95,36 @@ class DiLoCo(LocalStrategy):
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.fragments, self.pattern)
 
-    async def share_(self, moved: Tensor, bucket: Bucket, start: int, state: LocalState, wire: Wire) -> None:
-        if not self.gossip:
-            await LocalStrategy.share_(self, moved, bucket, start, state, wire)
-            return
-        anchor = state.anchors[bucket.index][start : start + moved.numel()]
-        peers = Schedule("dissemination", wire.world_size, seed=0).peers(
-            wire.rank, bucket.step // self.interval
-        )
-        ours = torch.cat([moved, anchor])
-        theirs = torch.empty_like(ours)
-        await wire.exchange(send=ours, to=peers.to, recv=theirs, source=peers.source, tag=bucket.index)
-        their_moved, their_anchor = theirs.chunk(2)
-        moved.lerp_(their_moved, 0.5)
-        anchor.lerp_(their_anchor, 0.5)  # not by the outer step, whose momentum would make it overshoot
+    @property
+    def among(self) -> Everyone | OnePeer | Quorum:
+        if self.quorum < 1:
+            return Quorum(self.quorum, self.grace)
+        return OnePeer(self.interval) if self.gossip else Everyone(self.codec)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.offload or self.quorum < 1
+
+    def uses(self, seam: Seam) -> bool:
+        return seam not in ("serve", "settle") or self.quorum < 1
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
+        state = LocalStrategy.init(self, buckets, wire)
+        if self.quorum < 1:
+            state.rounds = Rounds.of(state)
+        return state
+
+    async def serve(self, state: LocalState, wire: Wire) -> None:
+        assert isinstance(self.among, Quorum), "others have nothing to answer"
+        await self.among.serve(state, wire)
+
+    async def settle(self, buckets: Sequence[Bucket], state: LocalState, wire: Wire) -> None:
+        assert isinstance(self.among, Quorum), "others leave nothing open"
+        await self.among.settle(buckets, state, wire)
+
+    def instruments(self, state: LocalState) -> Mapping[str, float]:
+        told = LocalStrategy.instruments(self, state)
+        return {**told, "late_rounds": state.rounds.late} if self.quorum < 1 else told
 
     def outer(self, world_size: int) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr

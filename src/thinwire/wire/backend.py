@@ -111,7 +111,7 @@ class Pool:
             self.world = dist.group.WORLD
             self._generation += 1
             self._free, self._made, self._uses, self._clients, self.made = {}, {}, {}, [], []
-            self.watch_client = self.new_client()
+            self.watch_client = None
         uses = self._uses[tuple(ranks)] = self._uses.get(tuple(ranks), 0) + 1
         return f"{self._generation}/{'-'.join(map(str, ranks))}/{uses}"
 

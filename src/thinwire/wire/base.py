@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from thinwire.errors import PeerError, PeerLate
 from thinwire.traffic import Op
@@ -15,6 +15,36 @@ if TYPE_CHECKING:
 Buffer: TypeAlias = "Tensor | None"
 """What one half of an exchange sends or receives; None: that half is absent."""
 Peer: TypeAlias = int | None
+WAITING, DETACHING, LEFT = "waiting", "detaching", "left"
+IN_CALL, FAILING = "in ", "failing with "
+"""How `Status.doing` begins; the name of the call, or the error, comes after it."""
+
+
+class Status(NamedTuple):
+    """Where a worker is in its program, for others who wait for it. All workers run the same program."""
+
+    steps: int = 0
+    """Optimizer steps done."""
+    passes: int = 0
+    """Backward passes that send, and steps, begun since the last step was done."""
+    calls: int = 0
+    """Methods of the link that all workers call, begun so far."""
+    doing: str = ""
+    """WAITING for others, IN_CALL of such a method, FAILING, DETACHING or LEFT; empty while on its own."""
+
+    def __str__(self) -> str:
+        return f"step {self.steps}, {self.doing}" if self.doing else f"step {self.steps}"
+
+    @property
+    def leaves(self) -> bool:
+        """Whether it makes no step any more."""
+        return self.doing == DETACHING or self.doing.startswith(FAILING)
+
+    def is_beyond(self, other: Status) -> bool:
+        """Whether this worker waits at a later point of the program than the other one, which is in a call
+        that this one has left out: so neither can go on."""
+        left_out = other.doing.startswith(IN_CALL) and other.calls > self.calls
+        return left_out and self.doing == WAITING and self[:2] > other[:2]
 
 
 class Lane(Protocol):
@@ -55,21 +85,22 @@ class Lane(Protocol):
     def sleep(self, seconds: float) -> Work:
         """A work that ends after so many seconds of that clock."""
 
-    def set_status(self, steps: int, doing: str) -> None:
-        """Steps done and what this worker is doing, for peers that wait for it."""
+    def set_status(self, status: Status) -> None:
+        """What this worker is doing, for peers that wait for it."""
 
     @property
     def lost(self) -> BaseException | None:
         """Why nothing can be sent any more, once a worker is gone."""
 
-    def missing(self, steps: int) -> PeerError | None:
-        """The error for waiting in the step after `steps` for a worker that will never come there."""
+    def missing(self, landing: int = 0) -> PeerError | None:
+        """The error for waiting where a worker will never come to; `landing`: for its part of this step."""
 
     def late_error(self, cause: str) -> PeerLate:
         """The error for having waited too long, naming the worker that is furthest behind."""
 
-    def abort(self, error: PeerError) -> None:
-        """End everything under way with `error`, on all lanes and all workers; nothing starts after it."""
+    def abort(self, error: PeerError) -> BaseException:
+        """End everything under way with `error`, on all lanes and all workers; nothing starts after it. Gives
+        the cause that counts, which is another one if training has ended before."""
 
     def close(self) -> None:
         """Give back threads and connections; nothing may be under way."""

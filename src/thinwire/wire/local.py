@@ -16,14 +16,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
 from thinwire.traffic import Op, Round
-from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.work import Work, after, finished
 
 Call = Callable[[], None]
+FEW = 64
+"""Workers up to which exchanges between kinds of workers are played one by one."""
 
 
 class Medium(Protocol):
@@ -107,6 +110,8 @@ class _Channel:
     """Collectives that each rank has come to."""
     sends: Posts = field(default_factory=lambda: defaultdict(list))
     receives: Posts = field(default_factory=lambda: defaultdict(list))
+    swaps: defaultdict[int, dict[int, _Post]] = field(default_factory=lambda: defaultdict(dict))
+    """By tag: the exchange of each worker that acts for others, until all of these have come."""
 
 
 def _post(post: _Post, tag: int, others: Posts, own: Posts) -> list[_Post]:
@@ -123,7 +128,8 @@ class LocalWorld:
     """The shared memory of `world_size` workers; hand `lane(rank)` to each.
 
     Where workers do the same at the same time, some of them can act for all (`acting`): a collective of
-    everybody then begins when these have come. Only with sizes.
+    everybody then begins when these have come, and so does an exchange in which every worker sends as much as
+    it receives. Only with sizes.
     """
 
     def __init__(
@@ -138,6 +144,8 @@ class LocalWorld:
         self.medium = medium or Immediate()
         self.places = list(places) or [("localhost", "")] * world_size
         self.acting = tuple(acting)
+        self.kinds_may_meet = world_size > FEW and len({site for _, site in self.places}) == 1
+        """Whether exchanges between workers that act for others are played: roughly, for many on one site."""
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
@@ -190,21 +198,22 @@ class LocalLane:
     def sleep(self, seconds: float) -> Work:
         return self._world.medium.sleep(seconds)
 
-    def set_status(self, steps: int, doing: str) -> None:
+    def set_status(self, status: Status) -> None:
         """Nobody here asks who is alive."""
 
     @property
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self, steps: int) -> None:
+    def missing(self, landing: int = 0) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:
         return PeerLate(cause)
 
-    def abort(self, error: PeerError) -> None:
+    def abort(self, error: PeerError) -> BaseException:
         self._world.lose(error)
+        return self._world.error or error
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -214,11 +223,12 @@ class LocalLane:
     def exchange(
         self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
-        self._check_alike(not self._world.acting, "exchanges")
         sends = send is not None and to is not None
         if not sends and recv is None:
             return finished()
         world, channel = self._world, self._channel
+        if world.acting:
+            return self._swap(send if sends else None, recv, tag)
         work, matches = _Exchange(sends + (recv is not None)), list[tuple[_Post, _Post]]()
         with world.lock:
             if self._refused(work):
@@ -236,6 +246,29 @@ class LocalLane:
             assert sent.source is not None, "a sender knows who it is"
             ends = (partial(world.end, [post.work]) for post in (sent, received))
             world.medium.transfer(self._ranks[sent.source], self._ranks[sent.to], sent.data.nbytes, *ends)
+        return work
+
+    def _swap(self, send: Buffer, recv: Buffer, tag: int) -> Work:
+        """An exchange of workers that act for others: all of them send and receive, to and from their like.
+
+        Where kinds of workers differ, all wait for the last: delays spread over everybody within a few
+        rounds.
+        """
+        sizes = [None if data is None else data.nbytes for data in (send, recv)]
+        self._check_alike(sizes[0] == sizes[1], "exchanges with a different size each way")
+        assert send is not None
+        work, world, came = _Exchange(2), self._world, self._channel.swaps[tag]
+        self._check_alike(
+            world.kinds_may_meet or len(world.acting) == 1, "exchanges between kinds of workers"
+        )
+        self._check_alike(self.rank not in came, "exchanges that overtake each other")
+        came[self.rank] = _Post(self.rank, self.rank, send, work)
+        if len(came) < len(world.acting):
+            return work
+        del self._channel.swaps[tag]
+        for post in came.values():
+            ends = (partial(world.end, [post.work]) for _ in range(2))
+            world.medium.transfer(post.to, post.to, post.data.nbytes, *ends)
         return work
 
     # -- collectives ------------------------------------------------------------------------------
@@ -293,24 +326,23 @@ def _compute(op: Op, inputs: Sequence[Tensor], outputs: Mapping[int, Tensor], *,
 
     An output is its own input (all-reduce, broadcast) or shares no memory with any.
     """
-    world_size = len(inputs)
+    # A few operations on large tensors: with many workers on a GPU, launching many small ones takes longer
+    # than everything else.
+    world_size, data = len(inputs), [each.detach().view(-1) for each in inputs]
     if op == "broadcast":
-        for rank, out in outputs.items():
-            if rank != source:
-                out.copy_(inputs[source].detach())
+        outputs = {rank: out for rank, out in outputs.items() if rank != source}
+        results = dict.fromkeys(outputs, data[source])
     elif op == "all_gather":
-        for out in outputs.values():
-            for part, data in zip(out.view(-1).chunk(world_size), inputs, strict=True):
-                part.copy_(data.detach().view(-1))
+        results = dict.fromkeys(outputs, torch.cat(data))
     elif op == "all_to_all":
-        sent = [data.detach().view(-1).chunk(world_size) for data in inputs]
-        for rank, out in outputs.items():
-            for part, parts in zip(out.view(-1).chunk(world_size), sent, strict=True):
-                part.copy_(parts[rank])
+        parts = torch.stack(data).view(world_size, world_size, -1)
+        results = {rank: parts[:, rank].reshape(-1) for rank in outputs}
     else:
-        total = inputs[0].detach().clone()
-        for data in inputs[1:]:
-            total += data.detach()
-        shares = [total] * world_size if op == "all_reduce" else list(total.view(-1).chunk(world_size))
-        for rank, out in outputs.items():
-            out.copy_(shares[rank].view_as(out))
+        total = data[0].clone()
+        for each in data[1:]:
+            total += each
+        shares = [total] * world_size if op == "all_reduce" else total.chunk(world_size)
+        results = {rank: shares[rank] for rank in outputs}
+    with torch.no_grad():
+        pairs = [(out.view(-1), results[rank]) for rank, out in outputs.items()]
+        torch._foreach_copy_([out for out, _ in pairs], [result for _, result in pairs])

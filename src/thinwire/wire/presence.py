@@ -3,11 +3,14 @@
 Until all have met, nobody has a connection of ours that could break, and a worker that is dead looks like one
 that still loads its data. The Gloo group that a user's script has started connects them already: each worker
 says over it that it has come, and waits for the others in order of rank. A wait for a dead one fails at once.
+Whoever finds one dead writes its name into the store before it ends too: the others may see that first.
 """
 
 from __future__ import annotations
 
+import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -15,16 +18,23 @@ import torch
 import torch.distributed as dist
 
 from thinwire.errors import PeerLost
+from thinwire.wire.backend import pool
 from thinwire.wire.waiters import Waiters
 
 _TAG = 0x7477
 """Of messages from one worker to another, unlike those of users."""
+_ASK_S = 3.0
+"""For the store to say who died; it may be the store's host."""
+_LINGER_S = 1.0
+"""So long worker 0, which may hold the store, leaves it to others who are about to ask."""
 
 
 class Presence:
     """Waits in a thread of its own. Without Gloo in the group it does nothing."""
 
-    def __init__(self, group: dist.ProcessGroup, timeout_s: float) -> None:
+    def __init__(self, group: dist.ProcessGroup, name: str, timeout_s: float) -> None:
+        """`name`: the same on all workers, and another one every time."""
+        self._name, self._rank, self._world_size = name, group.rank(), group.size()
         self.lost: PeerLost | None = None
         """Who has died."""
         self.complete = False
@@ -63,15 +73,35 @@ class Presence:
                 self._wait(sends[other])  # dropped before the peer takes it, it would not arrive
             self.complete = True
         except RuntimeError as error:
-            self._lose(other, error)
+            if self.left_s > 0:  # otherwise it is late, as others will say
+                self.lost = self.loss(self.first_dead(other), str(error))
 
     def _wait(self, handle: Any) -> None:
         handle.wait(timedelta(seconds=max(0.01, self.left_s)))
 
-    def _lose(self, rank: int, error: RuntimeError) -> None:
-        if self.left_s > 0:  # otherwise it is late, as others will say
-            self.lost = PeerLost(
-                f"worker {rank} has ended after the process group was started and before it attached",
-                rank=rank,
-                hint=f"see that worker's own output ({str(error).splitlines()[0]})",
-            )
+    @staticmethod
+    def loss(rank: int, cause: str) -> PeerLost:
+        return PeerLost(
+            f"worker {rank} has ended after the process group was started and before it attached",
+            rank=rank,
+            hint=f"see that worker's own output ({cause.splitlines()[0]})",
+        )
+
+    def first_dead(self, rank: int) -> int:
+        """Whom the first who noticed a death has named; it is `rank` if this worker is the first."""
+        named, said = [rank], threading.Event()
+
+        def ask() -> None:
+            with suppress(RuntimeError, ValueError):
+                store = pool.watch_client or pool.new_client()
+                named.append(int(store.compare_set(f"{self._name}/dead", "", str(rank))))
+                told = store.add(f"{self._name}/told", 1)
+                deadline = time.monotonic() + _LINGER_S
+                while self._rank == 0 and told < self._world_size - 1 and time.monotonic() < deadline:
+                    time.sleep(0.02)
+                    told = store.add(f"{self._name}/told", 0)
+            said.set()
+
+        Waiters("thinwire-presence", limit=1).submit(ask)
+        said.wait(_ASK_S)
+        return named[-1]

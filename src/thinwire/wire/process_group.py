@@ -26,7 +26,7 @@ from torch.distributed.distributed_c10d import Store
 from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
 from thinwire.wire.backend import Backends, Pool, has_world, own_pools, pool, start_world
-from thinwire.wire.base import Buffer, Peer
+from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
 from thinwire.wire.waiters import Wait, Waiters
@@ -36,7 +36,7 @@ from thinwire.wire.work import Work, after, finished
 Issue = Callable[[], Wait]
 """Starts an operation; the result blocks until it is done."""
 _SUM = c10d.AllreduceOptions()
-_MEET_S = 30.0
+_MEET_S = 12.0
 """Time to connect to each other for workers who are all there; one that dies just then is not noticed."""
 _LOOK_S = 0.05
 _NOTICE_S = 1.0
@@ -182,8 +182,8 @@ class ProcessGroupLane:
     def sleep(self, seconds: float) -> Work:
         return after(seconds)
 
-    def set_status(self, steps: int, doing: str) -> None:
-        self._watch.tell(steps, doing)
+    def set_status(self, status: Status) -> None:
+        self._watch.tell(status)
 
     @property
     def lost(self) -> BaseException | None:
@@ -194,14 +194,14 @@ class ProcessGroupLane:
         """Steps that each worker has last said to have done, in order of rank."""
         return self._watch.known_steps
 
-    def missing(self, steps: int) -> PeerError | None:
-        return self._watch.missing(steps)
+    def missing(self, landing: int = 0) -> PeerError | None:
+        return self._watch.missing(landing)
 
     def late_error(self, cause: str) -> PeerLate:
         return self._watch.late(cause)
 
-    def abort(self, error: PeerError) -> None:
-        self._watch.ring(error)
+    def abort(self, error: PeerError) -> BaseException:
+        return self._watch.ring(error)
 
     def close(self) -> None:
         """Give back threads and the backend; after an error, end what is still under way."""
@@ -339,16 +339,23 @@ def connect(
     base = process_group if process_group is not None else dist.group.WORLD
     assert base is not None
     ranks = dist.get_process_group_ranks(base)
-    presence, watches = Presence(base, timeout_s), list[Watch]()
+    name = pool.use(ranks)
+    presence, watches = Presence(base, f"thinwire/{name}", timeout_s), list[Watch]()
 
     def meet() -> ProcessGroupLane:
+        client = pool.watch_client = pool.watch_client or pool.new_client()
         presence.join()
         if presence.lost is not None:
             raise presence.lost
-        name, rank = pool.use(ranks), ranks.index(dist.get_rank())
-        assert pool.watch_client is not None
+        rank = ranks.index(dist.get_rank())
         within_s = _MEET_S if presence.complete else max(1.0, presence.left_s)  # or: see who is late
-        watch = Watch(pool.watch_client, name, rank, ranks, within_s, silence_s)
+        try:
+            watch = Watch(client, name, rank, ranks, within_s, silence_s)
+        except PeerLate as error:
+            absent = error.rank or 0
+            if (dead := presence.first_dead(absent)) != absent:
+                raise presence.loss(dead, str(error)) from error
+            raise
         watches.append(watch)
         lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
         try:

@@ -13,13 +13,15 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.distributed.distributed_c10d import Store
 
-from thinwire.errors import PeerError, PeerLate, PeerLost
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost
 from thinwire.wire import control
+from thinwire.wire.base import FAILING, LEFT, Status
 
 BEAT_S = 0.5
 SILENCE_S = 10.0
@@ -28,6 +30,10 @@ _NOTICE_S = 4 * BEAT_S
 _GRACE_S = 0.3
 """A worker that stops with an error says so before its connection breaks."""
 _MOST_BEATS_PER_S = 64
+_LONGEST = 300
+"""Characters of a status."""
+_KINDS = {kind.__name__: kind for kind in (PeerLost, PeerLate, PeerDiffers)}
+"""Errors that an alarm can carry."""
 
 
 @dataclass(slots=True)
@@ -38,10 +44,7 @@ class Member:
     host: str
     site: str
     pid: int
-    steps: int = 0
-    """Optimizer steps done."""
-    doing: str = ""
-    """"waiting" for others, "detaching", "left", or nothing of these."""
+    status: Status = field(default_factory=Status)
     heard_s: float = 0.0
     """When it was last heard of."""
     gone_s: float | None = None
@@ -52,8 +55,8 @@ class Member:
         return f"worker {self.rank} on {self.host} (pid {self.pid})"
 
     @property
-    def status(self) -> str:
-        return f"step {self.steps}, {self.doing}" if self.doing else f"step {self.steps}"
+    def has_left(self) -> bool:
+        return self.status.doing == LEFT
 
 
 class Watch:
@@ -77,6 +80,8 @@ class Watch:
         self._silence_s = silence_s
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
+        self._looked_s = now_s
+        """All that had come by then is known."""
         self._listeners: list[Callable[[PeerError], None]] = []
         self._stopped = False
         self._thread = threading.Thread(target=self._run, name="thinwire-watch", daemon=True)
@@ -91,7 +96,7 @@ class Watch:
     @property
     def known_steps(self) -> list[int]:
         """Steps that each worker has last said to have done."""
-        return [member.steps for member in self._members]
+        return [member.status.steps for member in self._members]
 
     @property
     def lost(self) -> PeerError | None:
@@ -102,55 +107,81 @@ class Watch:
         """Call, from the watching thread or the one that rings, when a worker is lost."""
         with self._lock:
             self._listeners.append(call)
+        if self._lost is not None:
+            self._tell_listeners()
 
-    def tell(self, steps: int, doing: str) -> None:
+    def tell(self, status: Status) -> None:
         """What this worker is doing, for others to know when they wait for it."""
-        self._me.steps, self._me.doing = steps, doing
+        self._me.status = status
 
-    def ring(self, error: PeerError) -> None:
-        """Tell all workers why training ends here; the first cause each hears counts."""
-        self._send_alarm(error)
-        self._tell_listeners(error)
+    def ring(self, error: PeerError) -> PeerError:
+        """Tell all workers why training ends here; the first cause each hears counts, and is returned."""
+        if (first := self._claim(error)) is error:
+            self._send_alarm(error)
+            self._tell_listeners()
+        return first
 
     def explain(self, error: BaseException) -> PeerError:
-        """Which worker is behind a failed operation? One that is gone, or falls silent now."""
-        asked_s = time.monotonic()
-        while time.monotonic() < asked_s + _NOTICE_S:
-            if self._lost is not None:
-                return self._lost
-            time.sleep(BEAT_S / 10)
-        silent = [other for other in self._others if other.heard_s < asked_s and other.doing != "left"]
-        if silent:
-            return _silent(silent, "its connections broke")
-        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return self.missing(self._me.steps) or self.late(f"an operation failed: {cause}")
+        """Which worker is behind a failed operation? One that is gone, or falls silent now.
 
-    def missing(self, steps: int) -> PeerError | None:
-        """A worker that will not come to the step after `steps`: it has ended, or leaves before."""
-        if self._lost is not None:  # whoever has ended since then did so because of this one
-            return self._lost
-        for other in self._others:
-            if other.doing == "left":
-                message = f"{other.name} has ended after step {other.steps} while others still train"
-            elif other.doing == "detaching" and other.steps <= steps and self._me.doing != "detaching":
-                message = f"{other.name} leaves after {other.steps} steps, this one is at step {steps + 1}"
-            else:
-                continue
-            return PeerLost(
-                message,
-                rank=other.rank,
-                host=other.host,
-                hint="give all workers the same number of steps, or loop inside link.join(); a GradScaler "
-                "may have left out steps there: use bfloat16",
+        Whoever ends because of another has said so before it closes a connection. So when all is known that
+        has come since, and everybody was heard of again, nobody is gone.
+        """
+        asked_s = time.monotonic()
+        while self._lost is None and not self._stopped:
+            silent = any(other.heard_s < asked_s and not other.has_left for other in self._others)
+            if self._looked_s > asked_s + _NOTICE_S and not silent:
+                break
+            time.sleep(BEAT_S / 10)
+        cause = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return self.missing() or self.late(f"an operation failed: {cause}")
+
+    def missing(self, landing: int = 0) -> PeerError | None:
+        """A worker that will not come to where this one waits: it has ended, leaves, or is in a call of the
+        link that this worker has left out. `landing`: a step whose mixing this worker waits for."""
+        error = next(filter(None, (self._absence(other, landing) for other in self._others)), None)
+        return self._lost or error  # whoever has ended meanwhile did so because of the one that is lost
+
+    def _absence(self, other: Member, landing: int) -> PeerError | None:
+        mine, theirs = self._me.status, other.status
+        kind: type[PeerError] = PeerLost
+        hint = (
+            "give all workers the same number of steps, or loop inside link.join(); a GradScaler may have "
+            "left out steps there: use bfloat16"
+        )
+        goes_on = mine.doing != "" and not mine.leaves
+        leaves_early = theirs.leaves and theirs.steps < (mine.steps + 1 if goes_on else landing)
+        if other.has_left:
+            message = f"{other.name} has ended after step {theirs.steps} while others still train"
+        elif leaves_early and theirs.doing.startswith(FAILING):
+            message = f"{other.name} left at step {theirs.steps} with {theirs.doing.removeprefix(FAILING)}"
+            hint = "see that worker's own output"
+        elif leaves_early:
+            here = f"this one is at step {mine.steps + 1}" if goes_on else f"this one after {mine.steps}"
+            message = f"{other.name} leaves after {theirs.steps} steps, {here}"
+        elif mine.is_beyond(theirs):
+            kind = PeerDiffers
+            message = (
+                f"{other.name} is {theirs.doing} at step {theirs.steps}, and worker {self._me.rank} has gone "
+                f"on to step {mine.steps + 1} without it"
             )
-        return None
+            hint = "all workers call the methods of a link, at the same point of the program"
+        else:
+            return None
+        return kind(message, rank=other.rank, host=other.host, hint=hint)
 
     def late(self, cause: str) -> PeerLate:
-        """Nobody is dead: name the worker the others wait for, one that is not itself waiting."""
-        there = [other for other in self._others if other.doing != "left"]
+        """Nobody is dead: name the worker the others wait for, one that is on its own, or else one that is
+        where few are."""
+        there = [other for other in self._others if not other.has_left]
         if not there:
             return PeerLate(cause)
-        behind = min(there, key=lambda other: (other.doing == "waiting", other.steps))
+        places = Counter(member.status.doing for member in (*there, self._me))
+
+        def patience(other: Member) -> tuple[bool, int, int]:
+            return other.status.doing != "", places[other.status.doing], other.status.steps
+
+        behind = min(there, key=patience)
         return PeerLate(
             f"{cause}; {behind.name} is alive, at {behind.status}; this worker is at {self._me.status}",
             rank=behind.rank,
@@ -177,56 +208,63 @@ class Watch:
             while not self._stopped and self._lost is None:
                 now_s = time.monotonic()
                 if now_s >= next_s:
-                    self._mesh.send(["beat", self._me.steps, self._me.doing])
+                    self._mesh.send(["beat", *self._me.status])
                     next_s = now_s + self._beat_s
                 gone = any(other.gone_s is not None for other in self._others)
                 self._mesh.poll(_GRACE_S if gone else max(0.0, next_s - now_s), self._hear, self._closed)
                 self._judge(time.monotonic())
+                self._looked_s = now_s
         except Exception as error:  # noqa: BLE001  # whoever is not watched any more must know it
-            self._tell_listeners(PeerLost(f"worker {self._me.rank} cannot watch the others: {error!r}"))
+            self._claim(PeerLost(f"worker {self._me.rank} cannot watch the others: {error!r}"))
+            self._tell_listeners()
 
     def _judge(self, now_s: float) -> None:
         """Ring if somebody has been gone or silent for too long, naming all who are."""
-        there = [other for other in self._others if other.doing != "left"]
+        there = [other for other in self._others if not other.has_left]
         gone = [other for other in there if other.gone_s is not None and now_s > other.gone_s + _GRACE_S]
         if gone:
             self.ring(_silent(gone, "its connections broke"))
         elif any(now_s > other.heard_s + self._silence_s for other in there):
             silent = [other for other in there if now_s > other.heard_s + self._silence_s / 2]
+            silent.sort(key=lambda other: other.heard_s)  # others may only be slow to beat, on a busy machine
             self.ring(_silent(silent, f"no sign of life for {self._silence_s:g} s"))
 
     def _hear(self, rank: int, message: control.Message) -> None:
         member = self._members[rank]
         member.heard_s = time.monotonic()
         match message:
-            case ["beat", int(steps), str(doing)]:
-                member.steps, member.doing = steps, doing[:40]
-            case ["alarm", bool(late), str(text), int() | None as culprit, str(host), str(hint)]:
-                error = (PeerLate if late else PeerLost)(text, rank=culprit, host=host, hint=hint)
-                self._tell_listeners(error)
+            case ["beat", int(steps), int(passes), int(calls), str(doing)]:
+                member.status = Status(steps, passes, calls, doing[:_LONGEST])
+            case ["alarm", str(kind), str(text), int() | None as culprit, str(host), str(hint)]:
+                self._claim(_KINDS.get(kind, PeerLost)(text, rank=culprit, host=host, hint=hint))
+                self._tell_listeners()
 
     def _closed(self, rank: int) -> None:
         self._members[rank].gone_s = time.monotonic()
 
     def _send_alarm(self, error: PeerError) -> None:
-        late = isinstance(error, PeerLate)
-        self._mesh.send(["alarm", late, error.message[:4000], error.rank, error.host, error.hint[:4000]])
+        kind, text, hint = type(error).__name__, error.message[:4000], error.hint[:4000]
+        self._mesh.send(["alarm", kind, text, error.rank, error.host, hint])
 
     def _say_left(self) -> None:
         """Good-bye, and before it the cause: who hears this first would take this worker for the culprit."""
         if self._lost is not None:
             self._send_alarm(self._lost)
-        self._me.doing = "left"
-        self._mesh.send(["beat", self._me.steps, "left"])
+        self._me.status = self._me.status._replace(doing=LEFT)
+        self._mesh.send(["beat", *self._me.status])
 
-    def _tell_listeners(self, error: PeerError) -> None:
+    def _claim(self, error: PeerError) -> PeerError:
+        """The first cause, which is this one if there was none."""
         with self._lock:
-            if self._lost is not None:
-                return
-            self._lost = error
-            listeners = list(self._listeners)
+            self._lost = self._lost or error
+            return self._lost
+
+    def _tell_listeners(self) -> None:
+        with self._lock:
+            listeners, self._listeners = self._listeners, []
         for call in listeners:
-            call(error)
+            assert self._lost is not None
+            call(self._lost)
 
 
 def _silent(members: Sequence[Member], how: str) -> PeerLost:

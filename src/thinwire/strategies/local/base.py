@@ -2,8 +2,8 @@
 
 Every worker holds the same anchor. When a part of the model is due, what local steps have changed in it is
 averaged over workers, an outer step moves the anchor by that mean, and workers go on from there. Strategies
-of this family say when and which part (`period`, `cut`), how it looks on the wire (`codec`), among whom
-(`share_`), and what the outer step is (`outer`).
+of this family are made of parts: when and which part of the model (`period`, `cut`), how it looks on the wire
+(`codec`), among whom (`among`), and what the outer step is (`outer`).
 """
 
 from __future__ import annotations
@@ -12,21 +12,22 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
-from thinwire.strategies.base import SAME, Bucket, Strategy
+from thinwire.strategies.base import SAME, Bucket, OnResize, Part, Strategy
+from thinwire.strategies.local.among import Among, Due, Everyone
 from thinwire.strategies.local.fragments import Fragments, Span
-from thinwire.strategies.local.reduction import encoded_mean_, mean_
+from thinwire.strategies.local.progress import Progress
+from thinwire.strategies.local.quorum import Rounds
 from thinwire.strategies.local.tuner import IntervalTuner
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import in_background, training_thread
 
-SAMPLE_EVERY = 17
-"""Steps after which the distance from the mean is measured; prime, so that all fragments have their turn."""
+Merge = Literal["equal", "samples"]
 
 
 class Outer(NamedTuple):
@@ -59,12 +60,27 @@ class LocalState:
     """The step from which these intervals are counted."""
     distance: float = 0.0
     """How far this worker was from the mean when parts were last synchronized, relative to their size."""
+    outer: Outer = field(init=False, repr=False)
+    progress: Progress | None = None
+    """Where workers count by their samples."""
     fragments: Fragments = field(init=False, repr=False)
+    rounds: Rounds = field(init=False, repr=False)
+    """Where late workers are not waited for."""
     tuner: IntervalTuner | None = field(init=False, repr=False, default=None)
 
     def due(self, bucket: Bucket) -> list[Span]:
         """The parts of a bucket to synchronize now."""
         return self.fragments.due(bucket.index, bucket.step - self.origin, self.interval)
+
+    def part(self, bucket: Bucket, span: Span, step: int, now: Tensor, scale: float) -> Due:
+        """A part of a bucket with this worker's state of it."""
+        (start, stop), index = span, bucket.index
+        residual = None
+        if self.residuals:
+            residual = self.residuals[index][start : min(stop, max(start, bucket.exact_from))]
+        velocity = self.velocities[index][start:stop] if self.velocities else None
+        anchor = self.anchors[index][start:stop]
+        return Due(index, start, step, scale, now[start:stop], anchor, velocity, residual)
 
     def note_distance(self, apart: float, size: float) -> None:
         """From squares; an average over about the last ten parts."""
@@ -101,68 +117,74 @@ class LocalStrategy(Strategy):
         """Steps after which a part is brought back; 0: training waits for it."""
         return 0
 
-    async def share_(self, moved: Tensor, bucket: Bucket, start: int, state: LocalState, wire: Wire) -> None:
-        """Overwrite what changed in a bucket from `start` on with its mean over workers, the same bits on
-        all. Small tensors travel as they are."""
-        codec = self.codec
-        border = min(max(bucket.exact_from - start, 0), moved.numel()) if codec is not None else 0
-        if border < moved.numel():
-            await mean_(moved[border:], wire)
-        if codec is not None and border:
-            residual = state.residuals[bucket.index][start : start + border]
-            await encoded_mean_(moved[:border], residual, codec, wire)
+    @property
+    def among(self) -> Among:
+        """Among whom changes are shared."""
+        return Everyone(self.codec)
+
+    @property
+    def merge(self) -> Merge:
+        """How much a worker counts: as much as any other, or by its samples."""
+        return "equal"
+
+    @property
+    def on_cpu(self) -> bool:
+        """Whether anchors, velocities and residuals are kept in the memory of the CPU."""
+        return False
 
     # -- the protocol -------------------------------------------------------------------------------
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         check_real(buckets, type(self).__name__)
-        anchors = [bucket.zeros("anchor", on_resize="same") for bucket in buckets]
+        outer = self.outer(wire.world_size)
+        anchors = [self._leaf(bucket, "anchor", "same") for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())
         velocities, residuals = list[Tensor](), list[Tensor]()
-        if self.outer(wire.world_size).momentum:
-            velocities = [bucket.zeros("velocity", on_resize="same") for bucket in buckets]
+        if outer.momentum:
+            velocities = [self._leaf(bucket, "velocity", "same") for bucket in buckets]
         if self.codec is not None:
-            residuals = [bucket.zeros("residual", on_resize="sum", part="large") for bucket in buckets]
+            residuals = [self._leaf(bucket, "residual", "sum", "large") for bucket in buckets]
         state = LocalState(anchors, velocities, residuals, self.period)
+        state.outer = outer
         state.fragments = self.cut([bucket.num_parameters for bucket in buckets])
+        if self.merge == "samples":
+            state.progress = Progress([0.0] * self.period)
         return state
 
+    def _leaf(self, bucket: Bucket, name: str, on_resize: OnResize, part: Part = "all") -> Tensor:
+        data = bucket.zeros(name, on_resize=on_resize, part=part)
+        if self.on_cpu and not data.is_meta:
+            data = bucket.keep(name, data.cpu(), on_resize=on_resize)
+        return data
+
     async def mix(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
-        outer = self.outer(wire.world_size)
-        if wire.world_size == 1 and outer == Outer():
+        if wire.world_size == 1 and state.outer == Outer():
             return
+        if state.progress is not None:
+            state.progress.count(bucket, (bucket.step - state.origin) % state.interval)
         spans = state.due(bucket)
         if not spans:
             return
         if state.tuner is not None:
             await state.tuner.begin(bucket, state, wire)
-        now = check_finite(bucket.read(), bucket)
+        weight = self.among.weigh(state.progress, wire)
+        step, now = bucket.step, check_finite(bucket.read(), bucket)
         if self.delay:
             await in_background(due=self.delay)
-        anchor, target = state.anchors[bucket.index], now.clone()
-        velocity = state.velocities[bucket.index] if state.velocities else None
+        kept = now.cpu() if self.on_cpu and not now.is_meta else now
+        target = kept.clone()
+        scale = await weight.scale(wire.world_size)
         for start, stop in spans:
-            span = slice(start, stop)
-            moved = now[span] - anchor[span]
-            sampled = bucket.step % SAMPLE_EVERY == 0 and not moved.is_meta
-            own = _square(moved) if sampled else 0.0
-            await self.share_(moved, bucket, start, state, wire)
-            if sampled:
-                state.note_distance(own - _square(moved), _square(anchor[span]))
-            outer.step_(anchor[span], moved, velocity if velocity is None else velocity[span])
-            target[span] = anchor[span]
+            part = state.part(bucket, (start, stop), step, kept, scale)
+            target[start:stop] = await self.among.meet(part, state, wire)
         await training_thread()
         if self.delay:
-            bucket.add_(target.sub_(now))  # what was changed meanwhile stays
+            bucket.add_(target.sub_(kept).to(now.device))  # what was changed meanwhile stays
         else:
-            bucket.write_(target)
+            bucket.write_(target.to(now.device))
         if state.tuner is not None:
             state.tuner.end(bucket, wire.now())
 
     def instruments(self, state: LocalState) -> Mapping[str, float]:
         return {"interval": state.interval, "consensus_distance": state.distance}
-
-
-def _square(data: Tensor) -> float:
-    return float(data.square().sum())

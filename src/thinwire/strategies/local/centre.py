@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from thinwire.strategies.base import Bucket, Strategy
@@ -80,17 +81,19 @@ class CentreStrategy(Strategy):
         state.waiting[index] = True
         question = self.question(now, index, state)
         await in_background(slack=math.inf)
-        answer = await wire.ask(question, to=index % world_size, tag=index)
+        answer = await wire.ask(question.view(torch.uint8), to=index % world_size, tag=index)
         await training_thread()
-        bucket.add_(self.move(now, answer, index, state, world_size))
+        bucket.add_(self.move(now, answer.view(now.dtype), index, state, world_size))
         state.asked += 1
         state.waiting[index] = False
 
     async def serve(self, state: CentreState, wire: Wire) -> None:
-        async for source, index, question in wire.listen(state.centres[0]):
-            answer = self.answer(question, state.centres[index], wire.world_size)
+        like = state.centres[0].view(torch.uint8)  # buckets have dtypes of their own
+        async for source, index, question in wire.listen(like):
+            centre = state.centres[index]
+            answer = self.answer(question.view(centre.dtype), centre, wire.world_size)
             state.served += 1
-            await wire.answer(answer, to=source, tag=index)
+            await wire.answer(answer.view(torch.uint8), to=source, tag=index)
 
     async def settle(self, buckets: Sequence[Bucket], state: CentreState, wire: Wire) -> None:
         for index, centre in enumerate(state.centres):  # so that every worker can save it

@@ -31,10 +31,14 @@ class Fragments:
     pattern: Pattern = "sequential"
     """A fragment is one piece of the model, or pieces from all over it."""
 
+    def turns(self, interval: int) -> list[int]:
+        """By fragment: the step of an interval after which it is due."""
+        return [fragment * interval // self.count for fragment in range(self.count)]
+
     def due(self, bucket: int, step: int, interval: int) -> list[Span]:
         """The parts of a bucket to synchronize after a step, where each is due every `interval` steps, evenly
         spread in time."""
-        turns = [fragment * interval // self.count for fragment in range(self.count)]
+        turns = self.turns(interval)
         if step % interval not in turns:
             return []
         before = [0, *accumulate(self.numels)]

@@ -1,0 +1,98 @@
+"""Make the planner's table of accuracy from measured trainings.
+
+    python -m benchmarks.accuracy_table
+
+Reads the runs in benchmarks/results/fidelity-*.json and map-*.json, holds each strategy against exact SGD
+with the same recipe, workers, batch and epochs, and writes src/thinwire/planner/accuracy.json. Of a setting
+that was measured several times, with a strategy that has changed since, the newest file counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
+from thinwire.errors import SettingError
+from thinwire.planner.accuracy import TABLE, standard_error, without_lead_in
+from thinwire.strategies import registry
+
+USUAL = {"accuracy": 0.25, "perplexity": 0.5}
+"""Standard deviation of single runs, in points or percent (docs/simulator.md)."""
+Setting = tuple[str, int, int, int, str]
+"""Recipe, workers, batch, epochs, metric."""
+
+
+def main() -> None:
+    parser_of(__doc__).parse_args()
+    runs = _runs([*sorted(RESULTS.glob("fidelity-*.json")), *sorted(RESULTS.glob("map-*.json"))])
+    rows = []
+    print_head("recipe", "workers", "strategy", "loss", "error", "runs")
+    for setting, by_strategy in runs.items():
+        exact = by_strategy.get("all-reduce", {})
+        if not exact:
+            continue
+        reference = [run["value"] for file in exact.values() for run in file]
+        for text, by_file in by_strategy.items():
+            file, own = list(by_file.items())[-1]
+            row = None if text == "all-reduce" else _row(setting, text, file, own, reference)
+            if row is not None:
+                rows.append(row)
+                shown = (row["workers"], text, f"{row['loss']:.2f}", f"{row['error']:.2f}", row["seeds"])
+                print_row(row["recipe"], *shown)
+    made = {"made by": "python -m benchmarks.accuracy_table", "rows": rows}
+    TABLE.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    note(f"{len(rows)} rows in {TABLE}")
+
+
+def _runs(files: list[Path]) -> dict[Setting, dict[str, dict[str, list[dict[str, Any]]]]]:
+    """By setting, strategy and file: runs without faults, slow hosts and data of their own."""
+    found: dict[Setting, dict[str, dict[str, list[dict[str, Any]]]]] = defaultdict(
+        lambda: defaultdict(lambda: defaultdict(list))
+    )
+    for file in files:
+        for run in json.loads(file.read_text())["runs"]:
+            usual = (
+                not run.get("slow") and run.get("shuffle", "dealt") == "dealt" and ":" not in run["recipe"]
+            )
+            if usual and run.get("value") is not None:
+                key = (run["recipe"], run["workers"], run["batch_size"], run["epochs"], run["metric"])
+                found[key][run["strategy"]][file.name].append(run)
+    return found
+
+
+def _row(
+    setting: Setting, text: str, file: str, runs: list[dict[str, Any]], reference: list[float]
+) -> dict[str, Any] | None:
+    recipe, workers, _, epochs, metric = setting
+    name, given = registry.parse(text)
+    try:
+        strategy = registry.build(name, given)
+    except SettingError as error:  # measured with settings that it no longer has
+        note(f"left out: {text} in {file}: {error.message}")
+        return None
+    values = [run["value"] for run in runs]
+    if metric == "accuracy":
+        loss, scale = 100 * (mean(reference) - mean(values)), 100.0
+    else:
+        loss, scale = 100 * (mean(values) / mean(reference) - 1), 100 / mean(reference)
+    errors = ([scale * value for value in values], [scale * value for value in reference])
+    return {
+        "recipe": recipe,
+        "metric": metric,
+        "workers": workers,
+        "epochs": epochs,
+        "strategy": name,
+        "settings": without_lead_in(registry.resolved(strategy)),
+        "loss": round(loss, 3),
+        "error": round(standard_error(*errors, USUAL.get(metric, 0.5)), 3),
+        "seeds": len(values),
+        "source": f"benchmarks/results/{file}",
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The figure of a recipe: accuracy lost against time to accuracy, a panel for each rate; plain SVG."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from html import escape
+
+from benchmarks.map_points import EXACT, MapPoint, frontier
+from benchmarks.map_run import RATES
+
+PANEL_WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 330, 300, 46, 48, 44, 26
+TEXT, QUIET, LINE, OTHER, OURS = "#1f2328", "#59636e", "#d0d7de", "#8c959f", "#0969da"
+FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
+MOST_LOST = 8.0
+"""Points that lost more lie on the upper edge."""
+LEAST_LOST = -0.5
+LABELLED = (EXACT, "trickle")
+"""Beside the points of the frontier."""
+NAMES = {"20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
+
+
+class Panel:
+    """One rate: seconds to the target, on a logarithmic scale, to the right; what was lost upwards."""
+
+    def __init__(self, left: float, points: Sequence[MapPoint], most_lost: float) -> None:
+        self._left, self._points, self._most_lost = left, points, most_lost
+        seconds = [_seconds(point) for point in points]
+        self._low, self._high = math.log10(min(seconds) * 0.8), math.log10(max(seconds) * 1.25)
+
+    def _x(self, seconds: float) -> float:
+        share = (math.log10(seconds) - self._low) / (self._high - self._low)
+        return self._left + LEFT + share * (PANEL_WIDTH - LEFT - GAP)
+
+    def _y(self, lost: float) -> float:
+        most = self._most_lost
+        share = (min(max(lost, LEAST_LOST), most) - LEAST_LOST) / (most - LEAST_LOST)
+        return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
+
+    def draw(self, title: str, unit: str) -> list[str]:
+        """The panel as SVG elements."""
+        best = frontier(self._points)
+        parts = [_text(self._left + LEFT, TOP - 14, title, TEXT, ' font-weight="600"'), *self._axes(unit)]
+        line = " ".join(f"{self._x(_seconds(p)):.1f},{self._y(p.lost):.1f}" for p in best)
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{OURS}" stroke-width="1.5"/>')
+        for point in self._points:
+            x, y = self._x(_seconds(point)), self._y(point.lost)
+            colour = OURS if point in best else OTHER
+            fill = colour if point.to_target_s[0] is not None else "none"
+            label = f"{point.strategy}: {point.lost:+.1f}, {_seconds(point):.3g} s"
+            parts.append(
+                f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">'
+                f"<title>{escape(label)}</title></circle>"
+            )
+            if point in best or point.strategy in LABELLED:
+                at_edge = x > self._left + 0.75 * PANEL_WIDTH
+                more = ' font-size="10"' + (' text-anchor="end"' if at_edge else "")
+                parts.append(_text(x + (-7 if at_edge else 7), y - 6, short(point.strategy), TEXT, more))
+        return parts
+
+    def _axes(self, unit: str) -> list[str]:
+        parts, right = list[str](), self._left + PANEL_WIDTH - GAP
+        for lost in range(0, int(self._most_lost) + 1, 1 if self._most_lost <= 4 else 2):
+            y = self._y(lost)
+            parts.append(f'<path d="M{self._left + LEFT},{y:.1f}H{right}" stroke="{LINE}"/>')
+            parts.append(_text(self._left + LEFT - 6, y + 4, str(lost), QUIET, ' text-anchor="end"'))
+        for exponent in range(math.floor(self._low), math.ceil(self._high) + 1):
+            for digit in (1, 2, 5):
+                seconds = digit * 10.0**exponent
+                if self._low <= math.log10(seconds) <= self._high:
+                    y = HEIGHT - BOTTOM + 16
+                    parts.append(_text(self._x(seconds), y, f"{seconds:g}", QUIET, ' text-anchor="middle"'))
+        parts.append(_text(self._left + LEFT, HEIGHT - 8, "seconds to accuracy", QUIET))
+        parts.append(_text(self._left + 4, TOP - 30, unit, QUIET) if self._left == 0 else "")
+        return parts
+
+
+def _seconds(point: MapPoint) -> float:
+    first = point.to_target_s[0]
+    return point.train_s if first is None else first
+
+
+def _text(x: float, y: float, text: str, colour: str, more: str = "") -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" fill="{colour}"{more}>{escape(text)}</text>'
+
+
+def short(strategy: str) -> str:
+    """A strategy's name and its first setting.
+
+    >>> short("diloco:interval=32:fragments=8")
+    'diloco 32'
+    """
+    name, _, settings = strategy.partition(":")
+    value = settings.partition(":")[0].partition("=")[2]
+    return f"{name} {value}".strip()
+
+
+def draw(points: Sequence[MapPoint], unit: str) -> str:
+    """One panel for each rate, side by side."""
+    parts = list[str]()
+    most_lost = min(MOST_LOST, max(2.0, 0.5 + max(point.lost for point in points)))
+    for number, rate in enumerate(RATES):
+        here = [point for point in points if point.rate == rate]
+        if here:
+            parts += Panel(number * PANEL_WIDTH, here, most_lost).draw(NAMES[rate], unit)
+    width = len(RATES) * PANEL_WIDTH
+    size = f'width="{width}" height="{HEIGHT}" viewBox="0 0 {width} {HEIGHT}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="{FONT}" font-size="11">'
+    background = f'<rect width="{width}" height="{HEIGHT}" fill="#ffffff"/>'
+    return "\n".join([head, background, *filter(None, parts), "</svg>", ""])

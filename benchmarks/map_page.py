@@ -1,0 +1,114 @@
+"""Figures and tables of docs/which.md from the map's results: `python -m benchmarks.map_page` writes them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.common import ROOT, note
+from benchmarks.map_figure import NAMES, draw
+from benchmarks.map_points import EXACT, MapPoint, points_of, read_runs
+from benchmarks.map_run import RATES, MapRun
+
+DOCS = ROOT / "docs"
+PAGE = DOCS / "which.md"
+MAY_LOSE = 0.5
+"""Points of accuracy, or percent of perplexity, that a recommended strategy may cost."""
+BLOCK = re.compile(r"(<!-- map: generated -->\n).*?(<!-- map: end -->)", flags=re.DOTALL)
+
+
+def generated(by_recipe: Mapping[str, Sequence[MapRun]]) -> dict[Path, str]:
+    """What every file that is made from the results holds."""
+    files, parts = dict[Path, str](), list[str]()
+    for recipe, runs in by_recipe.items():
+        points = points_of(runs)
+        if not points:
+            continue
+        unit = "points of accuracy lost" if runs[0].metric == "accuracy" else "perplexity, percent more"
+        shown = _shown_workers(points)
+        figure = DOCS / f"map-{recipe}.svg"
+        files[figure] = draw([point for point in points if point.workers == shown], unit)
+        parts += [f"## {recipe}", "", _facts(runs, shown), ""]
+        parts += [
+            f"![{unit} against seconds to accuracy, {recipe}]({figure.name})",
+            "",
+            *_choices(points),
+            "",
+        ]
+        parts += [*_all_of_them(points, shown), ""]
+    text = PAGE.read_text(encoding="utf-8")
+    files[PAGE] = BLOCK.sub(lambda match: match[1] + "\n".join(parts) + match[2], text)
+    return files
+
+
+def _shown_workers(points: Sequence[MapPoint]) -> int:
+    counts = sorted({point.workers for point in points})
+    return 8 if 8 in counts else counts[-1]
+
+
+def _facts(runs: Sequence[MapRun], shown: int) -> str:
+    run = next(run for run in runs if run.workers == shown)
+    seeds = len({run.seed for run in runs})
+    return (
+        f"{run.num_parameters / 1e6:.3g} M parameters, {run.epochs} epochs, {run.steps[-1]:,} steps of "
+        f"{run.compute_s * 1e3:g} ms, {run.batch_size * run.workers} samples a step over all workers, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; figure and second table with {shown} workers. "
+        "Trained on: " + ", ".join(sorted({run.device for run in runs})) + "."
+    )
+
+
+def _choices(points: Sequence[MapPoint]) -> list[str]:
+    """The quickest that costs little, by workers and rate."""
+    lines = [
+        f"| workers | rate | all-reduce, s to 90 % / 99 % | quickest that loses at most {MAY_LOSE:g} | "
+        "s to 90 % / 99 % | times faster | lost | bytes |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for workers in sorted({point.workers for point in points}):
+        for rate in RATES:
+            here = [point for point in points if (point.workers, point.rate) == (workers, rate)]
+            exact = next((point for point in here if point.strategy == EXACT), None)
+            good = [p for p in here if p.lost <= MAY_LOSE and p.to_target_s[-1] is not None]
+            if exact is None or not good:
+                continue
+            best = min(good, key=lambda p: p.to_target_s[-1] or 0.0)
+            ratio = (exact.to_target_s[-1] or 0.0) / (best.to_target_s[-1] or 1.0)
+            cells = [str(workers), NAMES[rate], _times(exact), f"`{best.strategy}`", _times(best)]
+            cells += [f"{ratio:.1f}", f"{best.lost:+.1f}", f"{_percent(best.sent_share)}"]
+            lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _all_of_them(points: Sequence[MapPoint], workers: int) -> list[str]:
+    """Every strategy, with its times at all rates."""
+    head = ["strategy", "lost", "bytes", *(f"{NAMES[rate]}: s to 90 % / 99 %" for rate in RATES)]
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    here = [point for point in points if point.workers == workers]
+    by_strategy = {s: [p for p in here if p.strategy == s] for s in dict.fromkeys(p.strategy for p in here)}
+    for strategy, own in sorted(by_strategy.items(), key=lambda item: min(p.lost for p in item[1])):
+        lost = sorted({f"{point.lost:+.1f}" for point in own}, key=float)
+        sent = [_percent(share) for share in sorted(point.sent_share for point in own)]
+        times = {point.rate: _times(point) for point in own}
+        cells = [f"`{strategy}`", " to ".join(dict.fromkeys((lost[0], lost[-1])))]
+        cells += [" to ".join(dict.fromkeys((sent[0], sent[-1]))), *(times.get(rate, "") for rate in RATES)]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %" if share >= 0.095 else f"{100 * share:.2g} %"
+
+
+def _times(point: MapPoint) -> str:
+    return " / ".join("never" if each is None else f"{each:.3g}" for each in point.to_target_s)
+
+
+def main() -> None:
+    for path, text in generated(read_runs()).items():
+        path.write_text(text, encoding="utf-8")
+        note(str(path.relative_to(ROOT)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""Hugging Face Accelerate's LocalSGD: parameters are averaged every few steps, one after another."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import nn
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AccelerateLocalSgd:
+    """Local steps; parameters are averaged every `sync_every` of them."""
+
+    name: str = "accelerate-local-sgd"
+    sync_every: int = 8
+
+    @property
+    def period(self) -> int:
+        return self.sync_every
+
+    def available(self) -> str | None:
+        if importlib.util.find_spec("accelerate") is None:
+            return "not installed: pip install accelerate==1.15.0"
+        return None
+
+    @contextmanager
+    def join(self, model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[nn.Module, Optimizer]]:
+        from accelerate import Accelerator
+        from accelerate.local_sgd import LocalSGD
+        from accelerate.state import AcceleratorState
+
+        # It takes over the process group that is there; its state is global, and must go with it.
+        accelerator = Accelerator(cpu=True)
+        wrapped = accelerator.prepare_model(model)
+        try:
+            with LocalSGD(accelerator, wrapped, local_sgd_steps=self.sync_every) as local:
+                hook = optimizer.register_step_post_hook(lambda *_: local.step())
+                yield wrapped, optimizer
+                hook.remove()
+        finally:
+            AcceleratorState._reset_state(reset_partial_state=True)

@@ -1,0 +1,1 @@
+"""What a training would gain from more machines, for every strategy, before anything is changed."""

@@ -1,0 +1,139 @@
+"""What a strategy costs in accuracy, from trainings that were measured; no torch.
+
+The table `accuracy.json` holds trainings on the virtual clock (which trains for real) with the loss against
+exact SGD under the same recipe, workers, epochs and seeds. `python -m benchmarks.accuracy_table` makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("accuracy.json")
+LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
+"""Settings for how a training begins or how rates change: they are no other strategy."""
+FURTHEST = 2
+"""A row counts for up to so many times the workers it was measured with: with more, loss grows."""
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One strategy in one setting, against exact SGD."""
+
+    recipe: str
+    metric: str
+    workers: int
+    epochs: int
+    strategy: str
+    """Its name, as in the registry."""
+    settings: Settings
+    """All of its settings, without those of the lead-in."""
+    loss: float
+    """Points of accuracy, or percent of perplexity, below exact SGD; negative if it was better."""
+    error: float
+    """Standard error of that difference."""
+    seeds: int
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Expected:
+    """The expected loss of a strategy with some number of workers."""
+
+    loss: float
+    low: float
+    high: float
+    """Two standard errors to each side."""
+    basis: str
+    """What it was measured on, in words."""
+
+    def text(self) -> str:
+        """As a table shows it.
+
+        >>> Expected(loss=0.0, low=0.0, high=0.0, basis="exact").text()
+        'exact'
+        """
+        if self.low == self.high == 0:
+            return "exact"
+        return f"{self.loss:.1f} ({self.low:+.1f} to {self.high:+.1f})"
+
+
+EXACT = Expected(loss=0.0, low=0.0, high=0.0, basis="exact: the same steps as one worker with all samples")
+
+
+@functools.cache
+def table() -> tuple[Measured, ...]:
+    """The rows that come with this version."""
+    names = {field.name for field in fields(Measured)}
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
+    return tuple(Measured(**{name: row[name] for name in names}) for row in rows)
+
+
+def without_lead_in(settings: Settings) -> dict[str, object]:
+    """The settings that make a strategy what it is after its first steps."""
+    return {name: value for name, value in settings.items() if name not in LEAD_IN}
+
+
+def expected(
+    strategy: str,
+    settings: Settings,
+    workers: int,
+    *,
+    recipe: str | None = None,
+    rows: Sequence[Measured] | None = None,
+) -> Expected | None:
+    """The loss to expect; None where nobody has measured it with about as many workers.
+
+    `settings` are all of the strategy's, defaults included. Where the recipe itself was measured, its row
+    counts; else the worst of all that are judged by accuracy, since nobody knows which the model is like.
+    """
+    if strategy == "all-reduce" or workers == 1:
+        return EXACT
+    own = without_lead_in(settings)
+    known = table() if rows is None else rows
+    found = [row for row in known if row.strategy == strategy and dict(row.settings) == own]
+    same = [row for row in found if row.recipe == recipe]
+    # percents of perplexity are no points of accuracy: they count for their own recipe only
+    found = same or [row for row in found if row.metric == "accuracy"]
+    nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
+    candidates = [row for row in nearest if row is not None]
+    if not candidates:
+        return None
+    worst = max(candidates, key=lambda row: row.loss)
+    runs = "1 run" if worst.seeds == 1 else f"{worst.seeds} runs"
+    basis = f"{worst.recipe} with {worst.workers} workers, {worst.epochs} epochs, {runs} ({worst.source})"
+    margin = 2 * worst.error
+    return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
+
+
+def _recipes(rows: Sequence[Measured]) -> list[str]:
+    return list(dict.fromkeys(row.recipe for row in rows))
+
+
+def _nearest(rows: Sequence[Measured], workers: int) -> Measured | None:
+    """The row with the fewest workers that are enough, else with the most if that is near; of several, the
+    longest training."""
+    enough = [row for row in rows if FURTHEST * row.workers >= workers]
+    at_least = [row for row in enough if row.workers >= workers]
+    pool = at_least or enough
+    if not pool:
+        return None
+    count = min(row.workers for row in at_least) if at_least else max(row.workers for row in enough)
+    return max((row for row in pool if row.workers == count), key=lambda row: row.epochs)
+
+
+def standard_error(values: Sequence[float], exact: Sequence[float], usual: float) -> float:
+    """Of the difference of two means; `usual` is the deviation of one run where too few are known."""
+
+    def variance(runs: Sequence[float]) -> float:
+        mean = sum(runs) / len(runs)
+        own = math.sqrt(sum((v - mean) ** 2 for v in runs) / (len(runs) - 1)) if len(runs) > 2 else 0.0
+        return max(own, usual) ** 2 / len(runs)
+
+    return math.sqrt(variance(values) + variance(exact))

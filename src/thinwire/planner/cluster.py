@@ -1,0 +1,177 @@
+"""The machines and the network a plan is for: stated, or as `thinwire doctor` measured them; no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from thinwire.checked_json import fits, parse_json
+from thinwire.errors import DataError, check
+from thinwire.files import read_regular
+from thinwire.hosts.description import Description, Host
+from thinwire.hosts.quantities import check_rate
+
+FORMAT = "thinwire cluster 1"
+MOST_BYTES = 1 << 26
+STATED_SPREAD = 0.1
+"""How far a stated rate or time may be off: nobody has measured it."""
+SAME = 1.1
+"""Rates and speeds that differ by less than this factor count as equal: measurements vary as much."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClusterHost:
+    """One worker's host."""
+
+    name: str
+    rate_bit_per_s: float
+    """In each direction, while all hosts send and compute."""
+    speed: float = 1.0
+    """Of computing; 1 is the fastest host."""
+    site: int = 0
+
+    def __post_init__(self) -> None:
+        check_rate(self.rate_bit_per_s, field=f"rate of {self.name}")
+        check(0 < self.speed <= 1, f"speed of {self.name}", "above 0 and at most 1", self.speed)
+        check(0 <= self.site < 100_000, f"site of {self.name}", "a number of a site from 0 on", self.site)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """Hosts, latencies, and the constants of one worker's host arithmetic."""
+
+    hosts: tuple[ClusterHost, ...]
+    latency_s: float
+    """Of one message between two hosts."""
+    hop_s: float | None = None
+    """Of one of the messages that follow each other in a collective; None: as `latency_s`."""
+    uplink_bit_per_s: float | None = None
+    uplink_latency_s: float = 0.0
+    copy_bytes_per_s: float | None = None
+    """A worker's copies in memory, beside computing; None: they take no time."""
+    select_numbers_per_s: float | None = None
+    """Gradients among which a worker finds the largest; None: that takes no time."""
+    spread: float = STATED_SPREAD
+    """How far rates and times may be off: 0.1 is a tenth."""
+    measured: str = ""
+    """When and where it was measured; empty if it is stated."""
+
+    def __post_init__(self) -> None:
+        check(len(self.hosts) >= 1, "hosts", "at least 1", len(self.hosts))
+        for field in ("latency_s", "hop_s", "uplink_latency_s"):
+            seconds = getattr(self, field)
+            check(seconds is None or 0 <= seconds < 3600, field, "seconds, 0 or more", seconds)
+        for field in ("copy_bytes_per_s", "select_numbers_per_s"):
+            speed = getattr(self, field)
+            check(speed is None or 0 < speed < math.inf, field, "a positive number", speed)
+        check(0 <= self.spread < 1, "spread", "0 or more and below 1", self.spread)
+
+    def describe(self, workers: int) -> Description:
+        """So many hosts: the fastest, or where there are too few, all of them over and over."""
+        ranked = sorted(self.hosts, key=lambda host: (-host.speed, -host.rate_bit_per_s))
+        chosen = [ranked[index % len(ranked)] for index in range(workers)]
+        if self._num_sites > 1:  # rings go round inside a site first
+            chosen.sort(key=lambda host: host.site)
+        sites = {site: place for place, site in enumerate(dict.fromkeys(host.site for host in chosen))}
+        return Description(
+            hosts=tuple(
+                Host(index=i, rate_bit_per_s=h.rate_bit_per_s, speed=h.speed, site=sites[h.site])
+                for i, h in enumerate(chosen)
+            ),
+            uplink_bit_per_s=self.uplink_bit_per_s if len(sites) > 1 else None,
+        )
+
+    @property
+    def _num_sites(self) -> int:
+        return len({host.site for host in self.hosts})
+
+    def in_kinds(self) -> Cluster:
+        """The same with hosts that are nearly equal made equal, so that one can be played for all of them."""
+        rates = _rounded([host.rate_bit_per_s for host in self.hosts])
+        speeds = _rounded([host.speed for host in self.hosts])
+        each = zip(self.hosts, rates, speeds, strict=True)
+        fastest = max(speeds)
+        kinds = (replace(h, rate_bit_per_s=rate, speed=speed / fastest) for h, rate, speed in each)
+        return replace(self, hosts=tuple(kinds))
+
+    def summary(self) -> str:
+        """The hosts in one line."""
+        return self.describe(len(self.hosts)).summary() if self.measured else self.describe(1).summary()[2:]
+
+    def save(self, path: Path, found: Mapping[str, Any] | None = None) -> None:
+        """Write the file that `load` reads, with what else was found."""
+        content = {"format": FORMAT, **asdict(self), **({"found": found} if found else {})}
+        try:
+            path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror}") from error
+
+    @staticmethod
+    def load(path: Path) -> Cluster:
+        """Read the file that `thinwire doctor` writes."""
+        hint = "`thinwire doctor --out cluster.json` measures the hosts it runs on and writes one"
+        try:
+            content = parse_json(read_regular(path, MOST_BYTES))
+        except OSError as error:
+            raise DataError(f"{path} cannot be read: {error.strerror}", hint=hint) from None
+        except ValueError:
+            raise DataError(f"{path} must be a cluster file in JSON, and it is not", hint=hint) from None
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise DataError(f"{path} must be a cluster file ({FORMAT!r}), and it is not", hint=hint)
+        types = {f.name: _TYPES.get(f.name, float | None) for f in fields(Cluster)}
+        own = {name: content[name] for name in types if name in content}
+        for name in ("hosts", "latency_s"):
+            if name not in own:
+                raise DataError(f"{path} has no {name!r}", hint=hint)
+        for name, value in own.items():
+            if not fits(value, types[name]):
+                raise DataError(f"{path}: {name} has a value that cannot be: {value!r:.80}", hint=hint)
+        names = {f.name for f in fields(ClusterHost)}
+        for host in own["hosts"]:
+            if not {"name", "rate_bit_per_s"} <= set(host) <= names:
+                raise DataError(f"{path}: a host has {', '.join(sorted(names))}, not {host!r:.80}", hint=hint)
+        return Cluster(**{**own, "hosts": tuple(ClusterHost(**host) for host in own["hosts"])})
+
+
+_TYPES: Mapping[str, Any] = {
+    "hosts": [{"name": str, "rate_bit_per_s": float, "speed": float, "site": int}],
+    "measured": str,
+}
+
+
+def _rounded(values: Sequence[float]) -> list[float]:
+    """The values with those that differ by less than `SAME` from the largest of theirs made equal to their
+    mean.
+
+    >>> _rounded([100.0, 96.0, 50.0])
+    [98.0, 98.0, 50.0]
+    """
+    order = sorted(range(len(values)), key=lambda i: -values[i])
+    result, group = list(values), list[int]()
+    for index in [*order, None]:
+        if index is not None and (not group or values[group[0]] <= SAME * values[index]):
+            group.append(index)
+            continue
+        mean = sum(values[i] for i in group) / len(group)
+        for i in group:
+            result[i] = mean
+        group = [] if index is None else [index]
+    return result
+
+
+def stated(description: Description, *, latency_s: float, uplink_latency_s: float = 0.0) -> Cluster:
+    """A cluster as its user describes it."""
+    hosts = tuple(
+        ClusterHost(name=f"host {h.index}", rate_bit_per_s=h.rate_bit_per_s, speed=h.speed, site=h.site)
+        for h in description.hosts
+    )
+    return Cluster(
+        hosts=hosts,
+        latency_s=latency_s,
+        uplink_bit_per_s=description.uplink_bit_per_s,
+        uplink_latency_s=uplink_latency_s,
+    )

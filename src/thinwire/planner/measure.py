@@ -1,0 +1,137 @@
+"""Measures the steps of any torch training loop as it is: forward, backward, and when each gradient comes.
+
+A recorder looks on from torch's own hooks: around `torch.autograd.backward`, where a gradient is complete,
+and after an optimizer's step. The loop is not changed, and its numbers are the same.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from thinwire.errors import UsageError
+from thinwire.planner.workload import FORWARD_SHARE, Workload
+
+WARM_UP = 3
+"""Steps that are not timed: the first ones allocate, compile and connect."""
+STEPS = 10
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step, by the clock."""
+
+    ended_s: float
+    backward_s: float | None
+    """When its last backward began; None: there was none that torch runs."""
+    arrivals: dict[int, float]
+    """By parameter: when its gradient was last complete."""
+
+
+@dataclass(slots=True)
+class StepRecorder:
+    """Records steps of the first optimizer that makes one."""
+
+    parameters: list[Tensor] = field(default_factory=list)
+    _optimizer: Optimizer | None = None
+    _steps: list[_Step] = field(default_factory=list)
+    _backward_s: float | None = None
+    _arrivals: dict[int, float] = field(default_factory=dict)
+    _handles: list[Any] = field(default_factory=list)
+
+    @property
+    def num_steps(self) -> int:
+        return len(self._steps)
+
+    @contextmanager
+    def recording(self) -> Iterator[StepRecorder]:
+        """Look on inside the block."""
+        plain = torch.autograd.backward
+
+        def backward(*args: Any, **kwargs: Any) -> None:
+            self._backward_s = _now()
+            plain(*args, **kwargs)
+
+        handle = register_optimizer_step_post_hook(self._stepped)
+        torch.autograd.backward = backward
+        try:
+            yield self
+        finally:
+            torch.autograd.backward = plain
+            for each in (handle, *self._handles):
+                each.remove()
+            self._handles.clear()
+
+    def _stepped(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if self._optimizer is None:
+            self._optimizer = optimizer
+            self.parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            for index, parameter in enumerate(self.parameters):
+                if parameter.requires_grad and parameter.is_leaf:
+                    hook = self._arrived(index)
+                    self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+        elif optimizer is not self._optimizer:
+            return  # a second model; the first one's steps are what is timed
+        self._steps.append(_Step(_now(), self._backward_s, self._arrivals))
+        self._backward_s, self._arrivals = None, {}
+
+    def _arrived(self, index: int) -> Any:
+        def hook(parameter: Tensor) -> None:
+            self._arrivals[index] = _now()
+
+        return hook
+
+    def workload(self, name: str, *, batch: int | None = None) -> Workload:
+        """What was recorded, by medians over steps."""
+        if self.num_steps < 2:
+            raise UsageError(f"{name} made {self.num_steps} optimizer steps: there is nothing to time")
+        timed = self._steps[min(WARM_UP, self.num_steps - 2) :]
+        pairs = list(pairwise(timed))
+        whole_s = median(after.ended_s - before.ended_s for before, after in pairs)
+        begun = [(b.ended_s, a.backward_s) for b, a in pairs if a.backward_s is not None]
+        if len(begun) == len(pairs):
+            forward_s = min(median(at - ended_s for ended_s, at in begun), whole_s)
+        else:
+            forward_s = whole_s * FORWARD_SHARE
+        used = [i for i in range(len(self.parameters)) if any(i in step.arrivals for step in timed)]
+        used = used or list(range(len(self.parameters)))
+        return Workload(
+            name=name,
+            shapes=tuple(tuple(self.parameters[i].shape) for i in used),
+            shares=_shares([step for step in timed if step.backward_s is not None], used),
+            forward_s=forward_s,
+            backward_s=whole_s - forward_s,
+            batch=batch,
+        )
+
+
+def _shares(steps: Sequence[_Step], used: Sequence[int]) -> tuple[float, ...] | None:
+    """Each parameter's part of backward: the time from the gradient before it to its own, by medians."""
+    whole = [step for step in steps if set(used) <= set(step.arrivals)]
+    if not whole:
+        return None
+    took: dict[int, list[float]] = {index: [] for index in used}
+    for step in whole:
+        last_s = step.backward_s or 0.0
+        for index, at_s in sorted(step.arrivals.items(), key=lambda item: item[1]):
+            if index in took:
+                took[index].append(max(at_s - last_s, 0.0))
+                last_s = at_s
+    shares = [median(took[index]) for index in used]
+    return tuple(shares) if sum(shares) > 0 else None
+
+
+def _now() -> float:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()  # kernels are still under way when Python goes on
+    return time.perf_counter()

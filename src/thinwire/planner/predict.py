@@ -1,0 +1,183 @@
+"""Seconds, bytes and memory of a step for every strategy and number of workers, played on the clock.
+
+The simulator plays one worker of each kind with sizes alone (`simulate/sizes.py`): layers as long as they
+take, messages as the strategy really sends them. Nothing of a strategy is stated here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, cast
+
+from thinwire.errors import SettingError
+from thinwire.planner.accuracy import Expected, expected
+from thinwire.planner.cluster import Cluster
+from thinwire.planner.workload import Workload
+from thinwire.simulate.clock import ComputeModel
+from thinwire.simulate.network import Network
+from thinwire.simulate.sizes import StepTimes, step_times
+from thinwire.strategies import registry
+from thinwire.strategies.base import Strategy, overrides
+from thinwire.strategies.gtopk import GTopK
+from thinwire.strategies.sparse.base import SparseStrategy
+from thinwire.wire.local import FEW
+
+CEILING = "silent"
+"""Sends nothing: what no strategy can beat."""
+CANDIDATES = (
+    "all-reduce",
+    "all-reduce:overlap=forward",
+    "gossip-grad",
+    "gossip-grad:share=0.1",
+    "stochastic-gradient-push",
+    "topk",
+    "gtopk",
+    "oktopk",
+    "sasgd",
+    "diloco",
+    "diloco:fragments=5:delay=5",
+    "trickle",
+    "trickle:density=0.06",
+    "partial-averaging",
+    "post-local",
+    "hierarchical-averaging",
+    "downpour",
+    "easgd",
+)
+MOST_ONE_BY_ONE = 16
+"""Workers up to which those are played one by one who talk to whoever listens; nobody waits there, so that
+more of them change nothing for a step."""
+MOST_ON_SITES = 256
+"""Workers on several sites up to which strategies are played whose workers are not alike there."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prediction:
+    """One strategy with one number of workers."""
+
+    strategy: str
+    workers: int
+    step_s: float
+    low_s: float
+    high_s: float
+    """Between these the step should be, as far as the cluster is known."""
+    exposed_s: float
+    """Of the step, waiting for the wire."""
+    sent_bytes: float
+    messages: float
+    """Both per step and worker."""
+    memory_bytes: int
+    """Of a worker, beside its model, gradients and optimizer."""
+    efficiency: float
+    """The speed of one machine alone over that of one of these workers."""
+    speedup: float
+    """Samples per second of all workers over those of one machine alone."""
+    loss: Expected | None
+    """Expected loss of accuracy; None: not measured."""
+    note: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+
+def settled(strategy: Strategy) -> Strategy:
+    """The strategy as it is after its lead-in: what most steps of a training are like."""
+    names = {field.name for field in fields(cast("Any", strategy))}
+    lead_in = {name: 0 for name in ("warmup_steps", "exact_steps") if name in names}
+    return cast("Strategy", replace(cast("Any", strategy), **lead_in)) if lead_in else strategy
+
+
+class Planner:
+    """Plays one workload on one cluster."""
+
+    def __init__(self, workload: Workload, cluster: Cluster) -> None:
+        self.workload, self.cluster = workload, cluster
+        self._in_kinds = cluster.in_kinds()
+        self._networks: dict[int, Network] = {}
+        self.alone_s = workload.compute_s
+        """Seconds of a step of the fastest host alone, with nothing attached."""
+
+    def play(self, strategy: Strategy, workers: int) -> StepTimes:
+        """Steps of the strategy once it has settled."""
+        cluster = self._in_kinds
+        model = ComputeModel(
+            forward_s=self.workload.forward_s,
+            backward_s=self.workload.backward_s,
+            shares=self.workload.shares,
+            copy_s=0.0 if cluster.copy_bytes_per_s is None else 1 / cluster.copy_bytes_per_s,
+            select_s=self._select_s(strategy),
+        )
+        return step_times(self.workload.shapes, self.network(workers), settled(strategy), model, steps=2)
+
+    def network(self, workers: int) -> Network:
+        """The network of so many hosts; made once."""
+        if workers not in self._networks:
+            cluster = self._in_kinds
+            latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}
+            self._networks[workers] = Network(cluster.describe(workers), hop_s=cluster.hop_s, **latencies)
+        return self._networks[workers]
+
+    def scaled(self, times: float) -> Planner:
+        """The same with so many times the batch per worker."""
+        other = Planner(self.workload.times(times), self.cluster)
+        other._networks = self._networks
+        return other
+
+    def ceiling_s(self, workers: int) -> float:
+        """Seconds of a step of the slowest of so many workers if nothing had to be sent."""
+        slowest = min(host.speed for host in self.network(workers).description.hosts)
+        return self.workload.compute_s / slowest
+
+    def _select_s(self, strategy: Strategy) -> float:
+        speed = self._in_kinds.select_numbers_per_s
+        itemsize = 4
+        return 0.0 if speed is None or not isinstance(strategy, SparseStrategy) else 1 / (itemsize * speed)
+
+    def predict(self, text: str, workers: int) -> Prediction:
+        """One strategy, as written on a command line, with so many workers."""
+        name, given = registry.parse(text)
+        strategy = registry.build(name, given)
+        played, note = self._played(strategy, workers)
+        timed = self.play(strategy, played)
+        spread = self.cluster.spread
+        loss = expected(name, registry.resolved(strategy), workers, recipe=self.workload.recipe)
+        return Prediction(
+            strategy=text,
+            workers=workers,
+            step_s=timed.step_s,
+            low_s=timed.step_s / (1 + spread),
+            high_s=timed.step_s * (1 + spread),
+            exposed_s=timed.exposed_s,
+            sent_bytes=timed.sent_bytes,
+            messages=timed.messages,
+            memory_bytes=timed.held_bytes if workers > 1 else 0,
+            efficiency=self.alone_s / timed.step_s,
+            speedup=workers * self.alone_s / timed.step_s,
+            loss=loss,
+            note=note,
+        )
+
+    def _played(self, strategy: Strategy, workers: int) -> tuple[int, str]:
+        """The number of workers to play for so many, and a remark if it is another."""
+        several = self.cluster.uplink_bit_per_s is not None
+        if overrides(strategy, "serve") and workers > MOST_ONE_BY_ONE:
+            return MOST_ONE_BY_ONE, f"played with {MOST_ONE_BY_ONE} workers"
+        if several and workers > MOST_ON_SITES:
+            return MOST_ON_SITES, f"played with {MOST_ON_SITES} workers"
+        if isinstance(strategy, GTopK) and workers > FEW and workers & (workers - 1):
+            rounded = 1 << workers.bit_length()
+            return rounded, f"played with {rounded:,} workers"
+        return workers, ""
+
+    def predictions(
+        self, texts: Sequence[str], counts: Sequence[int], told: Callable[[str], object] = lambda words: None
+    ) -> Iterator[Prediction]:
+        """All strategies with all numbers of workers; one that cannot be with so many is left out."""
+        for workers in counts:
+            for text in texts:
+                try:
+                    yield self.predict(text, workers)
+                except SettingError as error:
+                    told(f"{text} is left out with {workers} workers: {error.message}")

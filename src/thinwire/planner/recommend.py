@@ -1,0 +1,173 @@
+"""Which strategy and how many workers, with the reason in a sentence; "stay on one machine" among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from thinwire.planner.predict import CEILING, Planner, Prediction
+from thinwire.planner.workload import Workload
+from thinwire.strategies import registry
+from thinwire.units import as_bytes, as_ratio, as_seconds, count
+
+BUDGET = 1.0
+"""Points of accuracy that may be lost unless the user says otherwise."""
+WORTH = 1.1
+"""A speed-up below this is not worth a second machine."""
+EQUAL = 0.05
+"""Speeds that differ by less than this share count as equal: a simpler choice wins."""
+HIDDEN = 0.05
+"""Communication is hidden when a step waits for at most this share of its computing time."""
+EXACT = ("all-reduce", "all-reduce:overlap=forward")
+LEAST_TIMES, MOST_TIMES = 1e-4, 1e5
+"""The smallest and largest batch that is looked at, over that of the workload."""
+PRECISION = 1.03
+"""Of the batch that is found."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recommendation:
+    """What to do."""
+
+    strategy: str | None
+    """None: stay on one machine."""
+    workers: int
+    speedup: float
+    reason: str
+    passed_over: tuple[str, ...] = ()
+    """Faster ones, and why they are not recommended."""
+    advice: str = ""
+    """The strategy's own warning for a training of this length."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def best_of(predictions: Sequence[Prediction], budget: float) -> Prediction | None:
+    """Of those with one number of workers: among the fastest within the budget, the most exact."""
+    allowed = [p for p in predictions if p.loss is not None and p.loss.loss <= budget]
+    if not allowed:
+        return None
+    fastest = min(p.step_s for p in allowed)
+    equal = [p for p in allowed if p.step_s <= (1 + EQUAL) * fastest]
+    return min(equal, key=lambda p: (max(0.0, p.loss.loss) if p.loss else 0.0, p.step_s))
+
+
+def recommend(
+    predictions: Sequence[Prediction], workload: Workload, *, budget: float = BUDGET
+) -> Recommendation:
+    """The best number of workers and strategy; fewer workers where more gain less than a twentieth."""
+    shown = [p for p in predictions if p.strategy != CEILING]
+    counts = sorted({p.workers for p in shown})
+    best = [best_of([p for p in shown if p.workers == n], budget) for n in counts]
+    found = [p for p in best if p is not None]
+    top = max((p.speedup for p in found), default=0.0)
+    if top < WORTH:
+        return _stay(found, shown, budget)
+    chosen = next(p for p in found if p.speedup >= (1 - EQUAL) * top)
+    rivals = [p for p in shown if p.workers == chosen.workers]
+    name, given = registry.parse(chosen.strategy)
+    steps = workload.num_steps
+    advice = "" if steps is None else registry.build(name, given).advice(max(1, steps // chosen.workers))
+    return Recommendation(
+        strategy=chosen.strategy,
+        workers=chosen.workers,
+        speedup=chosen.speedup,
+        reason=_reason(chosen, rivals, workload),
+        passed_over=_passed_over(chosen, rivals, budget),
+        advice=advice,
+    )
+
+
+def _exact(predictions: Sequence[Prediction]) -> Prediction | None:
+    return min((p for p in predictions if p.strategy in EXACT), key=lambda p: p.step_s, default=None)
+
+
+def _reason(chosen: Prediction, rivals: Sequence[Prediction], workload: Workload) -> str:
+    exact = _exact(rivals)
+    own = (
+        f"{chosen.strategy} on {count(chosen.workers, 'worker')} is {as_ratio(chosen.speedup)} as fast as one"
+    )
+    if exact is None:
+        return f"{own}."
+    if chosen.strategy in EXACT:
+        waits = f"waits {as_seconds(chosen.exposed_s)} of a step of {as_seconds(chosen.step_s)} for the wire"
+        return f"{own}: exact SGD {waits}, and nothing within the budget is faster by more than a twentieth."
+    assert chosen.loss is not None
+    less = exact.sent_bytes / max(chosen.sent_bytes, 1.0)
+    sends = f"sends {as_ratio(less)} less" if less >= 1.5 else "hides what it sends behind the computing"
+    return (
+        f"{own}; exact SGD would be {as_ratio(exact.speedup)}, since its {as_bytes(exact.sent_bytes)} per "
+        f"step keep a worker waiting for {as_seconds(exact.exposed_s)} beside "
+        f"{as_seconds(workload.compute_s)} of computing. {chosen.strategy} {sends}, for "
+        f"{chosen.loss.loss:.1f} points of accuracy."
+    )
+
+
+def _passed_over(chosen: Prediction, rivals: Sequence[Prediction], budget: float) -> tuple[str, ...]:
+    faster = [p for p in rivals if p.step_s * (1 + EQUAL) < chosen.step_s]
+    return tuple(_refused(p, budget) for p in sorted(faster, key=lambda p: p.step_s))
+
+
+def _refused(p: Prediction, budget: float) -> str:
+    speed = f"{p.strategy} ({as_ratio(p.speedup)})"
+    if p.loss is None:
+        return f"{speed}: its accuracy with {count(p.workers, 'worker')} was not measured"
+    return f"{speed}: loses {p.loss.loss:.1f} points, the budget is {budget:g}"
+
+
+def _stay(found: Sequence[Prediction], shown: Sequence[Prediction], budget: float) -> Recommendation:
+    if not found:
+        reason = "stay on one machine: no strategy was measured within the accuracy budget"
+        return Recommendation(strategy=None, workers=1, speedup=1.0, reason=f"{reason}.")
+    best = max(found, key=lambda p: p.speedup)
+    rivals = [p for p in shown if p.workers == best.workers]
+    reason = (
+        f"stay on one machine: the fastest way within the accuracy budget, {best.strategy} on "
+        f"{count(best.workers, 'worker')}, would be {as_ratio(best.speedup)} as fast as one, since a worker "
+        f"would wait {as_seconds(best.exposed_s)} of every {as_seconds(best.step_s)} for the wire."
+    )
+    over = [p for p in rivals if p.speedup >= WORTH]
+    refused = tuple(_refused(p, budget) for p in sorted(over, key=lambda p: p.step_s))
+    return Recommendation(strategy=None, workers=1, speedup=1.0, reason=reason, passed_over=refused)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Balance:
+    """The least work per worker at which exact SGD hides its communication (Das et al.'s balance)."""
+
+    workers: int
+    times: float | None
+    """Over the batch of the workload; None: no batch is large enough."""
+    batch: int | None
+    """Samples per worker; None: the workload's batch is not known."""
+    compute_s: float | None
+
+
+def balance(planner: Planner, workers: int) -> Balance:
+    """Find it on the clock: computing time is proportional to the batch, messages do not depend on it."""
+    strategy = registry.from_text(EXACT[1])
+    wire_s = planner.scaled(LEAST_TIMES).play(strategy, workers).step_s  # with next to nothing to hide behind
+
+    def hidden(times: float) -> bool:
+        scaled = planner.scaled(times)
+        return scaled.play(strategy, workers).step_s <= (1 + HIDDEN) * scaled.ceiling_s(workers)
+
+    low = high = wire_s / planner.ceiling_s(workers)
+    while high < MOST_TIMES and not hidden(high):
+        low, high = high, 1.25 * high
+    if high >= MOST_TIMES:
+        return Balance(workers=workers, times=None, batch=None, compute_s=None)
+    low = low if low < high else high / 2
+    while high > PRECISION * low:
+        middle = (low + high) / 2
+        low, high = (low, middle) if hidden(middle) else (middle, high)
+    batch = planner.workload.batch
+    return Balance(
+        workers=workers,
+        times=high,
+        batch=None if batch is None else max(1, math.ceil(batch * high)),
+        compute_s=planner.workload.compute_s * high,
+    )

@@ -1,0 +1,58 @@
+"""Expected losses come from measured rows only, and say what they are from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from thinwire.planner.accuracy import EXACT, Measured, expected, standard_error, table
+from thinwire.strategies import registry
+
+
+def row(**changes: Any) -> Measured:
+    usual: dict[str, Any] = {"recipe": "a", "metric": "accuracy", "workers": 8, "epochs": 3, "strategy": "s"}
+    usual |= {"settings": {}, "loss": 0.5, "error": 0.1, "seeds": 3, "source": "file"}
+    return Measured(**usual | changes)
+
+
+def test_every_row_is_a_strategy_of_today() -> None:
+    assert table()
+    for each in table():
+        built = registry.build(each.strategy, each.settings)
+        assert registry.resolved(built).items() >= dict(each.settings).items()
+
+
+def test_exact_sgd_loses_nothing() -> None:
+    assert expected("all-reduce", {"overlap": "none"}, 1000) == EXACT
+
+
+def test_what_was_not_measured_is_not_guessed() -> None:
+    rows = [row()]
+    assert expected("other", {}, 4, rows=rows) is None
+    assert expected("s", {"density": 1}, 4, rows=rows) is None
+    assert expected("s", {}, 17, rows=rows) is None  # more than twice the workers
+    found = expected("s", {"warmup_steps": 5}, 16, rows=rows)  # how it began makes no other strategy
+    assert found is not None
+    assert (found.loss, found.low, found.high) == (0.5, 0.3, 0.7)
+    assert "a with 8 workers" in found.basis
+
+
+def test_the_own_recipe_counts_else_the_worst() -> None:
+    rows = [row(), row(recipe="b", loss=2.0), row(recipe="c", loss=9.0, metric="perplexity")]
+    own, unknown, text = (expected("s", {}, 8, recipe=name, rows=rows) for name in ("a", None, "c"))
+    assert own is not None
+    assert own.loss == 0.5
+    assert unknown is not None
+    assert unknown.loss == 2.0
+    assert text is not None
+    assert text.loss == 9.0
+
+
+def test_the_nearest_number_of_workers_that_is_enough() -> None:
+    rows = [row(workers=4, loss=0.1), row(workers=16, loss=1.0), row(workers=64, loss=5.0)]
+    losses = [expected("s", {}, workers, rows=rows) for workers in (2, 5, 16, 17, 128)]
+    assert [found and found.loss for found in losses] == [0.1, 1.0, 1.0, 5.0, 5.0]
+
+
+def test_one_run_is_as_uncertain_as_single_runs_are() -> None:
+    assert standard_error([1.0], [1.0], 0.3) == 0.3 * 2**0.5
+    assert standard_error([1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 0.0) == 0.0
