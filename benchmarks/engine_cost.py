@@ -58,12 +58,12 @@ Cost = dict[str, float]
 class ThreadTimer:
     """Adds up the processor seconds the training thread spends inside some functions.
 
-    Reading that clock is a system call of some microseconds, so what a reading costs is taken off.
+    Reading that clock is a system call of some microseconds, so what the timer itself costs is taken off.
     """
 
-    def __init__(self, reading_s: float) -> None:
+    def __init__(self, own_s: float) -> None:
         self.total_s = 0.0
-        self._reading_s = reading_s
+        self._own_s = own_s
         self._inside = False
 
     def timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,7 +76,7 @@ class ThreadTimer:
             try:
                 return function(*args, **settings)
             finally:
-                self.total_s += time.thread_time() - began_s - self._reading_s
+                self.total_s += time.thread_time() - began_s - self._own_s
                 self._inside = False
 
         return call
@@ -94,20 +94,26 @@ class ThreadTimer:
                 setattr(holder, name, function)
 
 
-def reading_s() -> float:
-    """What a reading of the clock costs in the middle of backward, where hardly anything is in the cache:
-    the median of hooks that do nothing else."""
-    model, readings = resnet20(), list[float]()
+def timer_s() -> float:
+    """What the timer costs in the middle of backward, where hardly anything is in the cache: the median of
+    hooks that do nothing."""
+    model, timer, costs = resnet20(), ThreadTimer(0.0), list[float]()
 
-    def read(_: torch.Tensor) -> None:
-        began_s = time.thread_time()
-        readings.append(time.thread_time() - began_s)
+    def do_nothing(_: torch.Tensor) -> None:
+        """A hook."""
+
+    timed = timer.timed(do_nothing)
+
+    def hook(parameter: torch.Tensor) -> None:
+        before_s = timer.total_s
+        timed(parameter)
+        costs.append(timer.total_s - before_s)
 
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(read)
+        parameter.register_post_accumulate_grad_hook(hook)
     for _ in range(WARM_UP_STEPS + STEPS):
         model(torch.randn(BATCH, 3, 32, 32)).sum().backward()
-    return statistics.median(readings)
+    return statistics.median(costs)
 
 
 def threads_s() -> float:
@@ -124,7 +130,7 @@ def cost_of(*, attach: bool) -> Cost:
     """The cost of a few steps, with or without the engine."""
     model = resnet20()
     optimizer = SGD(model.parameters(), lr=0.01, momentum=0.9)
-    calibration_s = reading_s() if attach else 0.0
+    calibration_s = timer_s() if attach else 0.0
     hooks, backend = ThreadTimer(calibration_s), ThreadTimer(calibration_s)
     x = torch.randn(BATCH, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     y = torch.arange(BATCH) % 10

@@ -28,7 +28,7 @@ def main() -> None:
         print(f"worker {link.rank} of {link.world_size} listens on {link.address}")
         loader = DataLoader(data, batch_sampler=link.sampler(len(data), batch_size=16))
         for epoch in link.epochs(20):
-            for step in link.steps(loader):
+            for step in link.each_step(loader):
                 with step as (images, labels):
                     cross_entropy(model(images), labels).backward()
                     optimizer.step()

@@ -82,22 +82,22 @@ MUTANTS = [
     Mutant(
         "buckets sent from the last to the first",
         "engine/reducer.py",
-        "        bucket = self._buckets[len(self._tasks)]\n        bucket.gather_(self.weight)",
-        "        bucket = self._buckets[~len(self._tasks)]\n        bucket.gather_(self.weight)",
+        "        bucket = self._buckets[len(self._tasks)]\n        own = bucket.gather_(self.weight)",
+        "        bucket = self._buckets[~len(self._tasks)]\n        own = bucket.gather_(self.weight)",
         "exact/test_loops.py",
     ),
     Mutant(
         "a wait for a result removed",
         "engine/reducer.py",
-        "            yield task\n",
+        "        yield all_of(self._tasks)  # one after another would wake this thread for each\n",
         "",
         "exact/test_exact.py -k mlp",
     ),
     Mutant(
         "a stale buffer where a parameter was not used",
         "engine/buckets.py",
-        "                unused.append(place)\n                view.zero_()\n",
-        "                unused.append(place)\n",
+        "                self._views[place].zero_()\n",
+        "",
         "exact/test_exact.py -k transformer",
     ),
     Mutant(
@@ -110,7 +110,7 @@ MUTANTS = [
     Mutant(
         "steps not taken from a checkpoint",
         "engine/core.py",
-        '        self.steps = int(furthest["steps"])\n',
+        '        self.steps = max(int(each["steps"]) for each in saved)\n',
         "",
         "contract/test_carry_over.py -k other_buckets",
     ),

@@ -7,6 +7,7 @@ broadcast), for one worker.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 Op = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "exchange"]
@@ -41,6 +42,7 @@ class Round:
     source: int = 0
     """Rank a broadcast starts from."""
 
+    @lru_cache(maxsize=1024)  # noqa: B019  # of values that hold nothing; mostly the same few are sent again
     def traffic(self, rank: int, world_size: int) -> Traffic:
         """What this round costs worker `rank`; a world of one sends nothing.
 

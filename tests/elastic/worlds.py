@@ -92,7 +92,7 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
         tell.send(("at", link._elastic.world.me.to_json(), os.getpid()))
         sampler = link.sampler(NUM_SAMPLES, batch_size=job.batch_size, fixed=job.fixed)
         for epoch in link.epochs(job.num_epochs):
-            for step in link.steps(_Loader(sampler)):
+            for step in link.each_step(_Loader(sampler)):
                 with step as batch:
                     time.sleep(job.step_s)
                     strike("forward", link.stats.steps)

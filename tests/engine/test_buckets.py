@@ -69,11 +69,11 @@ def test_gradients_go_in_and_out_unchanged(shapes: list[list[int]], dtype: torch
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad = grad.clone()
     bucket = bucket_of(parameters, small=5)
-    bucket.gather_(1.0)
+    own = bucket.gather_(1.0)
     for parameter in parameters:
         assert parameter.grad is not None
         parameter.grad.zero_()
-    bucket.scatter_()
+    bucket.scatter_(own)
     assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True) if p.grad is not None)
 
 
@@ -147,8 +147,7 @@ def test_a_parameter_nobody_used_keeps_having_no_gradient() -> None:
     used, unused = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
     used.grad = torch.ones(2)
     bucket = bucket_of([used, unused])
-    bucket.gather_(1.0)
-    bucket.scatter_()
+    bucket.scatter_(bucket.gather_(1.0))
     assert unused.grad is None
 
 
@@ -157,9 +156,9 @@ def test_channels_last_gradients_survive() -> None:
     grad = torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last)
     parameter.grad = grad.clone(memory_format=torch.preserve_format)
     bucket = bucket_of([parameter])
-    bucket.gather_(1.0)
+    own = bucket.gather_(1.0)
     parameter.grad.zero_()
-    bucket.scatter_()
+    bucket.scatter_(own)
     assert torch.equal(parameter.grad, grad)
 
 

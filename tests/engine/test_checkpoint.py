@@ -132,7 +132,7 @@ def test_saving_does_not_hold_up_training(tmp_path: Path, monkeypatch: pytest.Mo
     """Writing begins only when training has long gone on, and still holds the state of step 2."""
     write, trained = tensors.write, threading.Event()
 
-    def late(path: Path, taken: tensors.Snapshot) -> dict[str, Any]:
+    def late(path: Path, taken: tensors.TreeSnapshot) -> dict[str, Any]:
         assert trained.wait(20), "training waits for the disk"
         return write(path, taken)
 
@@ -159,7 +159,7 @@ def test_a_full_disk_is_a_warning_and_the_next_save_is_tried(
 ) -> None:
     write = tensors.write
 
-    def full(path: Path, taken: tensors.Snapshot) -> dict[str, Any]:
+    def full(path: Path, taken: tensors.TreeSnapshot) -> dict[str, Any]:
         if "step-00000002" in str(path) and "worker-1" in str(path):
             raise OSError("No space left on device")
         return write(path, taken)

@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from tests.worlds import run_threads
-from thinwire.engine.driver import Driver, Inline, ProgressThread, Task, TrainingQueue
+from thinwire.engine.driver import Driver, ProgressThread, Task, TrainingQueue
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import UsageError
 from thinwire.wire.base import Lane

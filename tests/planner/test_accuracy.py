@@ -47,6 +47,15 @@ def test_the_own_recipe_counts_else_the_worst() -> None:
     assert text.loss == 9.0
 
 
+def test_a_row_that_shows_mostly_chance_counts_for_its_own_recipe_only() -> None:
+    rows = [row(), row(recipe="tiny", loss=3.0, error=0.9)]
+    unknown, own = (expected("s", {}, 8, recipe=name, rows=rows) for name in (None, "tiny"))
+    assert unknown is not None
+    assert unknown.loss == 0.5
+    assert own is not None
+    assert own.loss == 3.0
+
+
 def test_the_nearest_number_of_workers_that_is_enough() -> None:
     rows = [row(workers=4, loss=0.1), row(workers=16, loss=1.0), row(workers=64, loss=5.0)]
     losses = [expected("s", {}, workers, rows=rows) for workers in (2, 5, 16, 17, 128)]

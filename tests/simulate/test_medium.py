@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tests.engine.test_driver import elastic_server, g_top_k, gossip, vectors, wire_of
+from tests.inline import Inline
 from tests.wire.operations import every_operation, some_groups, some_lanes, total, wire_over
-from thinwire.engine.driver import Driver, Inline, Task
+from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerDiffers, PeerLost
 from thinwire.hosts.description import describe

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Sequence
 from torch import Tensor, nn
 from torch.optim import SGD
 
+from tests.inline import Inline
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.engine.core import Core, Order
-from thinwire.engine.driver import Driver, Inline, Task
+from thinwire.engine.driver import Driver, Task
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work

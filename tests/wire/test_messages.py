@@ -11,13 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from tests.worlds import run_threads
-from thinwire.engine.driver import Driver, Inline, ProgressThread, Task, TrainingQueue
+from thinwire.engine.driver import Driver, ProgressThread, Task, TrainingQueue
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerLost
 from thinwire.traffic import Traffic
 from thinwire.wire.local import LocalLane, LocalWorld
-from thinwire.wire.messages import Message
+from thinwire.wire.messages import Received
 from thinwire.wire.wire import Meter, Wire
 
 Make = Callable[[Wire], Coroutine[Any, Any, None]]
@@ -97,8 +98,8 @@ def test_a_pause_waits_for_messages_that_handlers_send_on(world_size: int) -> No
 
 
 def test_messages_have_any_length_and_come_in_the_order_of_each_sender() -> None:
-    def worker(lane: LocalLane) -> list[Message]:
-        came: list[Message] = []
+    def worker(lane: LocalLane) -> list[Received]:
+        came: list[Received] = []
 
         async def serve(wire: Wire) -> None:
             if wire.rank == 0:
@@ -176,7 +177,7 @@ def test_answers_come_in_the_order_of_questions_also_to_oneself() -> None:
 
 
 def test_a_message_to_oneself_is_a_copy_and_is_delivered_without_the_lane() -> None:
-    came: list[Message] = []
+    came: list[Received] = []
 
     async def serve(wire: Wire) -> None:
         came.extend([message async for message in wire.listen(LIKE)])
@@ -276,3 +277,27 @@ def test_a_listener_that_holds_has_one_message_of_each_sender_and_tag() -> None:
     assert sorted(came) == sorted(sent)
     assert all(task.done() for task in (*tasks, *sent.values(), serving))
     ends[0].wire().release(source=1, tag=8)  # which is nobody's any more
+
+
+def test_who_waits_for_its_own_answer_learns_that_another_worker_is_gone() -> None:
+    """An owner that asks itself waits for others to come: it must not wait for one that never will."""
+    world, inline, error = LocalWorld(2), Inline(), PeerLost("worker 1 is gone", rank=1)
+    endpoint = Endpoint(world.lane(0), Meter())
+
+    async def serve(wire: Wire) -> None:
+        async for _ in wire.listen(LIKE):
+            pass  # answers later
+
+    async def ask(wire: Wire) -> None:
+        await wire.ask(numbers(1.0), to=0)
+
+    serving = endpoint.start(inline.driver, "serve", serve)
+    asked = [endpoint.start(inline.driver, "mix", ask)]
+    inline.settle()
+    assert not asked[0].done()
+    world.lose(error)
+    asked.append(endpoint.start(inline.driver, "mix", ask))
+    inline.settle()
+    for task in (serving, *asked):
+        with pytest.raises(PeerLost, match="worker 1 is gone"):
+            task.wait(0)

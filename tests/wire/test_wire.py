@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.inline import Inline
 from tests.wire.operations import SIZE, every_operation, some_groups
-from thinwire.engine.driver import Inline
 from thinwire.engine.endpoint import Endpoint
 from thinwire.traffic import Round, Traffic
 from thinwire.wire.local import LocalWorld

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, doctor, keys, lab, plan, show, simulate, train
+from thinwire.cli import bench, demo, doctor, keys, lab, plan, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -34,7 +34,7 @@ for _command in (
 app.add_typer(lab.app, name="lab")
 app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
-app.command()(bench.demo)
+app.command()(demo.demo)
 
 
 def _show_version(asked: bool) -> None:

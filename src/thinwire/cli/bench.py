@@ -1,4 +1,4 @@
-"""`thinwire bench` and `demo`: measure our strategies and other systems side by side."""
+"""`thinwire bench`: measures our strategies and other systems side by side."""
 
 from __future__ import annotations
 
@@ -12,10 +12,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from thinwire.bench.config import DEMO, QUICK, RUNS, STANDARD, BenchConfig
+from thinwire.bench.config import QUICK, RUNS, STANDARD, BenchConfig
 from thinwire.bench.plan import cells
 from thinwire.bench.run import BenchSetup, measure, prepare, write_results
-from thinwire.bench.systems import standard_names
 from thinwire.bench.tables import Table
 from thinwire.cli import options
 from thinwire.cli.output import note, optional_page, results_folder
@@ -27,8 +26,6 @@ from thinwire.timings import GridCell
 from thinwire.units import as_duration, as_metric, count
 
 WIDEST = 140
-FEW_STEPS = ":density=0.1"
-"""A demo has under 200 steps: with their usual density, top-k strategies would hardly change a model."""
 
 
 def bench(
@@ -81,15 +78,8 @@ def bench(
     carry_out(config, names, out)
 
 
-def demo(out: options.Out = None) -> None:
-    """Train one recipe with every strategy on four emulated hosts joined by 100 Mbit/s, and compare."""
-    note("one training, four workers on a slow network: the cost of each way to communicate")
-    fitting = [f"{name}{FEW_STEPS}" if name.endswith("topk") else name for name in standard_names()]
-    carry_out(DEMO, fitting, out)
-
-
-def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) -> None:
-    """Run the benchmark, print its tables, and make the page."""
+def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) -> Path:
+    """Run the benchmark, print its tables, and make the page; gives the folder of the results."""
     setting = prepare(config, systems)
     folder = results_folder(out, "bench")
     _announce(folder, setting)
@@ -105,6 +95,7 @@ def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) 
     note(f"tables in {folder}: step_time.md, time_to_accuracy.md; raw events in events/ and {RUNS}/")
     with optional_page():
         report(folder)
+    return folder
 
 
 def _announce(folder: Path, setting: BenchSetup) -> None:

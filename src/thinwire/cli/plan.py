@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from thinwire.cli import options
-from thinwire.cli.output import columns, note
+from thinwire.cli.output import note, optional_page
+from thinwire.cli.plan_text import against_text, paper_text, text
 from thinwire.errors import SettingError, check
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
-from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds, count
-
-if TYPE_CHECKING:
-    from thinwire.planner.plan import Plan
-    from thinwire.planner.predict import Prediction
 
 MOST_WORKERS = 10_000
 BUDGET = 1.0
@@ -30,6 +28,10 @@ SHORTEST = "thinwire plan --params 25.6e6 --layers 50 --compute 0.2s"
 def plan(
     recipe: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe, measured here for some steps.")
+    ] = None,
+    script: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="A script, run here as it is for some steps: 'train.py --x'."),
     ] = None,
     params: Annotated[float | None, typer.Option(help="Parameters of the model: 25.6e6.")] = None,
     layers: Annotated[int, typer.Option(help="Layers they are in.")] = 50,
@@ -57,25 +59,69 @@ def plan(
     ] = BUDGET,
     data: options.Data = None,
     device: options.Device = "auto",
+    proposal: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Also write a page with the scaling plot: plan.html.")
+    ] = None,
+    paper: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Published numbers: gtopk, das, diloco, covenant.")
+    ] = None,
+    against: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Compare with a grid measured in the lab.")
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Predict step time, speed-up, bytes and accuracy of every strategy, and say which to use."""
+    if paper is not None:
+        from thinwire.planner.published import paper as published  # which imports torch
+
+        found = published(paper)
+        typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else paper_text(found))
+        return
+    if against is not None:
+        _against(against, as_json)
+        return
     counts = parse_counts(workers)
     check(counts[-1] <= MOST_WORKERS, "workers", f"at most {MOST_WORKERS:,}", counts[-1])
     check(accuracy_budget >= 0, "accuracy budget", "0 or more points", accuracy_budget)
     hosts = _cluster(cluster, counts, rate, sites, uplink, slow or [], latency, uplink_latency)
-    sizes = _sizes(recipe, params, layers, compute, net)
+    sizes = _sizes(recipe, script, params, layers, compute, net)
     if sizes is not None and batch is not None:
         sizes = sizes.with_batch(batch)
-    wanted = f"{count(len(strategy), 'strategy')}" if strategy else "all strategies"
+    wanted = ", ".join(strategy) if strategy else "all strategies"
     note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
     from thinwire.planner.plan import make_plan  # which imports torch
 
-    if sizes is None:
+    if sizes is None and script is not None:
+        from thinwire.planner.script import measure_script
+
+        note(f"{script}: running it for some steps on this machine, with one thread ...")
+        sizes = measure_script(shlex.split(script))
+        sizes = sizes if batch is None else replace(sizes, batch=batch)
+    elif sizes is None:
         assert recipe is not None
-        sizes = _measured(recipe, batch, data, device)
+        sizes = measured(recipe, batch, data, device)
     made = make_plan(sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note)
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
+    if proposal is not None:
+        from thinwire.report.plans import write_proposal
+
+        note(f"page with the scaling plot: {write_proposal(made.as_dict(), proposal)}")
+
+
+def _against(path: Path, as_json: bool) -> None:
+    """Predict the cells of a measured grid."""
+    from thinwire.planner.against import compare  # which imports torch
+
+    found = compare(path, note)
+    typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else against_text(found))
+    with optional_page():
+        from thinwire.report.drawing import style
+        from thinwire.report.plans import against_plot, write_plot
+
+        with style():
+            plot = against_plot(found.as_dict()["compared"])
+            folder = path if path.is_dir() else path.parent
+            note(f"plot: {write_plot(plot, folder)}")
 
 
 def _listed(counts: list[int]) -> str:
@@ -103,11 +149,17 @@ def _cluster(
 
 
 def _sizes(
-    recipe: str | None, params: float | None, layers: int, compute: str | None, net: str | None
+    recipe: str | None,
+    script: str | None,
+    params: float | None,
+    layers: int,
+    compute: str | None,
+    net: str | None,
 ) -> Workload | None:
-    """The model as it was given; None for a recipe, which is measured."""
-    given = [name for name, value in (("RECIPE", recipe), ("--params", params), ("--net", net)) if value]
-    hint = f"a recipe, --net resnet50, or sizes: {SHORTEST}"
+    """The model as it was given; None for a recipe or a script, which are measured."""
+    ways = {"RECIPE": recipe, "--script": script, "--params": params, "--net": net}
+    given = [name for name, value in ways.items() if value is not None]
+    hint = f"a recipe, --script train.py, --net resnet50, or sizes: {SHORTEST}"
     if len(given) != 1:
         raise SettingError(f"the model must be given once, got {', '.join(given) or 'none'}", hint=hint)
     check(compute is None or params is not None, "compute", "given with --params", compute, hint=hint)
@@ -120,10 +172,8 @@ def _sizes(
     return Workload.of_sizes(params, layers, parse_duration(compute, field="compute"))
 
 
-def _measured(recipe: str, batch: int | None, data: Path | None, device: str) -> Workload:
+def measured(recipe: str, batch: int | None, data: Path | None, device: str) -> Workload:
     """A recipe's model with the times of some steps on this machine."""
-    from dataclasses import replace
-
     from thinwire.planner.measure import STEPS, WARM_UP, StepRecorder
     from thinwire.recipes.config import resolve
     from thinwire.recipes.trial import load
@@ -133,88 +183,5 @@ def _measured(recipe: str, batch: int | None, data: Path | None, device: str) ->
     make_steps, num_steps = load(config)
     with StepRecorder().recording() as recorder:
         make_steps(WARM_UP + STEPS)
-    measured = recorder.workload(recipe, batch=config.batch_size)
-    return replace(measured, num_steps=num_steps, recipe=recipe)
-
-
-def text(made: Plan) -> str:
-    """The plan as tables and sentences."""
-    chosen = made.recommendation
-    shown = chosen.workers if chosen.strategy is not None else made.counts[-1]
-    parts = [_head(made), f"With {count(shown, 'worker')}, the fastest first:", _details(made, shown)]
-    if len(made.counts) > 1:
-        parts += ["Speed-up over one machine, by number of workers:", _speedups(made)]
-    parts += [_balance(made), _verdict(made)]
-    return "\n\n".join(part for part in parts if part)
-
-
-def _head(made: Plan) -> str:
-    work, hosts = made.workload, made.cluster
-    batch = "" if work.batch is None else f", {work.batch} samples"
-    known = f"measured: {hosts.measured}" if hosts.measured else "as stated"
-    return (
-        f"{work.name}: {work.num_params / 1e6:.3g} M parameters, {as_seconds(work.compute_s)} of computing "
-        f"per step{batch}\n{hosts.summary()}, latency {as_seconds(hosts.latency_s)} ({known}, may be off by "
-        f"{as_percent(hosts.spread)})"
-    )
-
-
-def _details(made: Plan, workers: int) -> str:
-    head = "strategy|s/step|between|waits|efficiency|speed-up|sent/step|memory|points lost|"
-    rows = [head.split("|")]
-    chosen = made.recommendation.strategy
-    for p in made.with_workers(workers):
-        times = [f"{p.step_s:.3g}", f"{p.low_s:.3g} to {p.high_s:.3g}", as_seconds(p.exposed_s)]
-        speeds = [as_percent(round(p.efficiency, 2)), as_ratio(p.speedup)]
-        mark = "<- recommended" if p.strategy == chosen else p.note
-        sent = [as_bytes(p.sent_bytes), as_bytes(p.memory_bytes)]
-        rows.append([p.strategy, *times, *speeds, *sent, _loss(p), mark])
-    return columns(rows, left=(0, 9))
-
-
-def _loss(p: Prediction) -> str:
-    if p.strategy == "silent":
-        return "trains apart"
-    return "not measured" if p.loss is None else p.loss.text()
-
-
-def _speedups(made: Plan) -> str:
-    texts = list(dict.fromkeys(p.strategy for p in made.predictions))
-    found = {(p.strategy, p.workers): p for p in made.predictions}
-    rows = [["strategy", *(f"{n:,}" for n in made.counts)]]
-    for name in texts:
-        cells = [found.get((name, n)) for n in made.counts]
-        rows.append([name, *("-" if p is None else as_ratio(p.speedup) for p in cells)])
-    best = [made.best(n) for n in made.counts]
-    rows.append(["best within the budget", *("-" if p is None else as_ratio(p.speedup) for p in best)])
-    return columns(rows, left=(0,))
-
-
-def _balance(made: Plan) -> str:
-    """Das's smallest batch, in a sentence for each number of workers that has another answer."""
-    words = []
-    for each in made.balances:
-        if each.times is None:
-            words.append(f"{each.workers:,}: none is large enough")
-        elif each.batch is not None:
-            words.append(f"{each.workers:,}: {count(each.batch, 'sample')}")
-        else:
-            assert each.compute_s is not None
-            words.append(f"{each.workers:,}: {as_seconds(each.compute_s)} of computing")
-    if not words:
-        return ""
-    return "Exact SGD hides its communication from this much work per worker and step on, by workers:\n  " + (
-        "; ".join(words)
-    )
-
-
-def _verdict(made: Plan) -> str:
-    chosen, budget = made.recommendation, made.budget
-    use = "stay on one machine" if chosen.strategy is None else f"--strategy {chosen.strategy}"
-    lines = [f"Recommended, for at most {budget:g} points of accuracy: {use}", f"  {chosen.reason}"]
-    lines += [f"  Faster, but {words}." for words in chosen.passed_over[:4]]
-    best = made.best(chosen.workers) if chosen.strategy else None
-    if best is not None and best.loss is not None:
-        lines.append(f"  Accuracy: {best.loss.basis}.")
-    lines += [f"  {chosen.advice}"] if chosen.advice else []
-    return "\n".join(lines)
+    found = recorder.workload(recipe, batch=config.batch_size)
+    return replace(found, num_steps=num_steps, recipe=recipe)

@@ -118,3 +118,16 @@ class Largest:
         ends = 2 * chunks, (2 + self.count) * chunks, (2 + 2 * self.count) * chunks
         scales, places, codes, _ = messages.tensor_split(ends, dim=1)
         return scales.view(torch.bfloat16), places, codes.view(torch.int8)
+
+
+MOST_SPARSE = 0.4
+"""Density from which on sending all numbers in one byte each is shorter."""
+
+
+def codec_of(density: float) -> Codec:
+    """The shortest way to send this part of the numbers: the largest of every chunk, or all of them.
+
+    >>> codec_of(0.03), codec_of(1.0)
+    (Largest(count=8), Dense(payload='int8'))
+    """
+    return Dense("int8") if density > MOST_SPARSE else Largest.of(density)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import get_args
+from typing import Protocol, get_args
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from thinwire.engine.arguments import (
 from thinwire.engine.bucket_plan import make_buckets
 from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
+from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
 from thinwire.engine.optimizer import give_optimizer_state
@@ -51,6 +52,12 @@ LEAST_MESSAGE_BYTES = 64 << 10
 """A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
 
+class Attachable(Protocol):
+    """Settings of something that acts between steps."""
+
+    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+
+
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
@@ -64,6 +71,7 @@ def attach(
     silence_s: float = SILENCE_S,
     num_steps: int | None = None,
     elastic: bool | Elastic = False,
+    apoptosis: Attachable | None = None,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
 
@@ -92,6 +100,7 @@ def attach(
             says so now, and not when it is detached.
         elastic: go on when workers die, freeze, come back or join (see docs/elastic.md): True, or `Elastic`
             with settings.
+        apoptosis: `tw.Apoptosis(...)`, if the network is to shrink while it trains.
 
     >>> import torch, thinwire as tw
     >>> model = torch.nn.Linear(2, 1)
@@ -116,8 +125,10 @@ def attach(
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
+    settings += [f"apoptosis {apoptosis!r}"] if apoptosis is not None else []
     settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
     if elastic:
+        check(apoptosis is None, "apoptosis", "left out where elastic=True", apoptosis)
         check_elastic(strategy, process_group, replica_ranks, model)
 
         def make_core(lane: Lane, transport: Transport) -> Core:
@@ -146,7 +157,10 @@ def attach(
         tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
         if tells and (advice := strategy.advice(num_steps or 0)):
             _log.warning(advice)
-        return Link(core, transport, rebuild, advises=num_steps is None)
+        link = Link(core, transport, rebuild, advises=num_steps is None)
+        if apoptosis is not None:
+            link.companion = apoptosis.join(link, model, optimizers)
+        return link
     except BaseException:
         transport.stop()
         lane.close()

@@ -16,26 +16,15 @@ from torch.utils.hooks import RemovableHandle
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.errors import UsageError
 
+_graph_under_way = torch._C._current_graph_task_id
 
-class Listener(Protocol):
+
+class PassListener(Protocol):
     """What is told of a backward pass, in the thread that runs it."""
 
     def backward_begins(self) -> None: ...
     def bucket_is_full(self, index: int) -> None: ...
     def backward_ends(self) -> None: ...
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One parameter: how often its gradient arrives in a backward pass, and has so far."""
-
-    bucket: ParameterBucket
-    place: int
-    """Among the bucket's parameters."""
-    copies: bool
-    """Whether the bucket takes the gradient as soon as it arrives."""
-    expected: int = 0
-    arrived: int = 0
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -56,7 +45,7 @@ class BackwardHooks:
     def __init__(
         self,
         buckets: Sequence[ParameterBucket],
-        listener: Listener,
+        listener: PassListener,
         *,
         announce: bool,
         others: Sequence[Tensor] = (),
@@ -68,24 +57,26 @@ class BackwardHooks:
         """Called before a pass, to refuse it."""
         self._buckets = buckets
         self._listener = listener
-        self._announce = announce
         self._others = others
-        self._slots = [
-            [_Slot(bucket, place, copies) for place, copies in enumerate(bucket.takes)] for bucket in buckets
-        ]
+        self._announce = announce
+        self._places = [bucket.place for bucket in buckets for _ in bucket.names]
+        """The bucket of each parameter."""
+        self._expected = [0] * len(self._places)
+        """How often the gradient of each parameter arrives in a backward pass; 0: not known yet."""
+        self._left = list(self._expected)
+        """How often it has still to arrive in this one."""
         self._missing = [0] * len(buckets)
         self._full = 0
         self._pass: weakref.ref[_Pass] | None = None
         self._graph = -1
         """The graph that the last gradient came from."""
-        self._counted = False
         self._handles: list[RemovableHandle] = []
 
     def hook(self) -> None:
-        for bucket, slots in zip(self._buckets, self._slots, strict=True):
-            for parameter, slot in zip(bucket.parameters, slots, strict=True):
-                handle = parameter.register_post_accumulate_grad_hook(partial(self._arrived, slot))
-                self._handles.append(handle)
+        parameters = [p for bucket in self._buckets for p in bucket.parameters]
+        for number, parameter in enumerate(parameters):
+            handle = parameter.register_post_accumulate_grad_hook(partial(self._arrived, number))
+            self._handles.append(handle)
         for parameter in self._others:
             self._handles.append(parameter.register_post_accumulate_grad_hook(self._other_arrived))
 
@@ -94,34 +85,33 @@ class BackwardHooks:
             handle.remove()
         self._handles.clear()
 
-    def _arrived(self, slot: _Slot, _: Tensor) -> None:
-        if not self.active:
+    def _arrived(self, number: int, _: Tensor) -> None:
+        # Called for every gradient, when nothing of it is in the processor's cache: so it touches little.
+        if _graph_under_way() != self._graph and not self._enter():
             return
-        if torch._C._current_graph_task_id() != self._graph:
-            self._enter()
-        missing, bucket = self._missing, slot.bucket
-        if missing[bucket.place] == 0:
+        left = self._left[number] = self._left[number] - 1
+        if left > 0 or not self._announce:
+            return
+        place = self._places[number]
+        missing = self._missing[place] = self._missing[place] - (left == 0)
+        if left == 0 and missing == 0:
+            self._full += 1
+            self._listener.bucket_is_full(place)
+        elif missing == 0:
+            name = [name for bucket in self._buckets for name in bucket.names][number]
             raise UsageError(
-                f"the gradient of {bucket.names[slot.place]} arrived again after its bucket was sent",
+                f"the gradient of {name} arrived again after its bucket was sent",
                 hint="use checkpoint(..., use_reentrant=False), or overlap='none'",
             )
-        slot.arrived += 1
-        if not self._counted or slot.arrived < slot.expected:
-            return
-        if slot.copies:
-            bucket.take_(slot.place)
-        if self._announce and slot.arrived == slot.expected:
-            missing[bucket.place] -= 1
-            if missing[bucket.place] == 0:
-                self._full += 1
-                self._listener.bucket_is_full(bucket.place)
 
     def _other_arrived(self, _: Tensor) -> None:
-        if self.active:
-            self._enter()
+        self._enter()
 
-    def _enter(self) -> None:
-        """Notice which pass and graph this is, and ask to be called when the graph ends."""
+    def _enter(self) -> bool:
+        """Notice which pass and graph this is, and ask to be called when the graph ends; False in a pass that
+        only accumulates."""
+        if not self.active:
+            return False
         current = self._pass() if self._pass is not None else None
         if current is None:
             if self._full:
@@ -132,19 +122,16 @@ class BackwardHooks:
             current = _Pass()
             self._pass = weakref.ref(current)
             self._begin()
-        self._graph = torch._C._current_graph_task_id()
+        self._graph = _graph_under_way()
         if self._graph not in current.graphs:
             current.graphs.add(self._graph)
             torch.autograd.Variable._execution_engine.queue_callback(partial(self._graph_ends, current))
+        return True
 
     def _begin(self) -> None:
         self.check()
-        for slots in self._slots:
-            for slot in slots:
-                slot.arrived = 0
-        for bucket in self._buckets:
-            bucket.forget()
-        self._missing = [len(slots) for slots in self._slots]
+        self._left = list(self._expected)
+        self._missing = [len(bucket.names) for bucket in self._buckets]
         self._listener.backward_begins()
 
     def _graph_ends(self, current: _Pass) -> None:
@@ -167,7 +154,6 @@ class BackwardHooks:
         self._pass = None
         self._full = 0
         self._listener.backward_ends()
-        for slots in self._slots:
-            for slot in slots:
-                slot.expected = max(slot.expected, slot.arrived)
-        self._counted = True
+        if min(self._left, default=0) < 0:  # some have arrived more often than ever before
+            pairs = zip(self._expected, self._left, strict=True)
+            self._expected = [max(expected, expected - left) for expected, left in pairs]

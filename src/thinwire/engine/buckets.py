@@ -24,8 +24,6 @@ from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
 
 _BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-LARGE_NUMEL = 1 << 14
-"""Gradients from this size on are copied one by one as they arrive."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -65,13 +63,14 @@ class ParameterBucket:
         context: TrainingContext,
     ) -> None:
         """`small`: parameters with at most this many numbers arrive exact."""
-        order = sorted(range(len(parameters)), key=lambda i: local(parameters[i]).numel() <= small)
+        self.order = sorted(range(len(parameters)), key=lambda i: local(parameters[i]).numel() <= small)
+        """Which of the parameters given each of the bucket's is: small ones last."""
         self.place = place
         """In the order in which all buckets of the model go out."""
         self.index = place
         """In the order of the buckets of its group."""
-        self.names = [names[i] for i in order]
-        self.parameters: list[Tensor] = [parameters[i] for i in order]
+        self.names = [names[i] for i in self.order]
+        self.parameters: list[Tensor] = [parameters[i] for i in self.order]
         self._locals = [local(p) for p in self.parameters]
         sizes = [p.numel() for p in self._locals]
         self.num_parameters = sum(sizes)
@@ -87,23 +86,21 @@ class ParameterBucket:
         self._context = context
         self._gradients, self._tail = self.gradient.split([self.num_parameters, 2 + len(sizes)])
         complex_ = self.gradient.is_complex()
-        self._reals = torch.view_as_real(self._gradients) if complex_ else self._gradients
+        self._reals = (torch.view_as_real(self._gradients) if complex_ else self._gradients).view(-1)
         self._weight, self._uneven, self._used = self._tail.split([1, 1, len(sizes)])
         self._usual_tail = torch.ones_like(self._tail)
         self._usual_tail[1] = 0.0
         # Asking torch for one number takes longer than all the rest of a small bucket's way back.
         bits = _BITS.get(example.element_size()) if self.gradient.is_cpu else None
         self._uneven_bits = None if bits is None else self._uneven.view(bits).numpy()
+        self._sum = torch.zeros((), dtype=torch.promote_types(self._reals.dtype, torch.float32))
+        self._sum_number = self._sum.numpy()
         self._views = self._split(self._gradients)
         self.not_finite = ""
         """Which gradient of this worker was not finite when it was last sent; mostly none."""
         self.refused: bool | Tensor = False
         """Whether the gradients of some worker were not, so that no step may be made with them."""
-        self._taken: set[int] = set()
-        self.takes = [
-            self.gradient.is_cpu and local(p) is p and p.numel() >= LARGE_NUMEL for p in self.parameters
-        ]
-        """Which gradients are worth a copy of their own when they arrive."""
+        self._plain = all(local(p) is p for p in self.parameters)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self._locals])
@@ -139,16 +136,19 @@ class ParameterBucket:
 
     # -- state of a strategy ------------------------------------------------------------------------
 
-    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+    def zeros(
+        self, name: str, *, on_resize: OnResize, part: Part = "all", of_parameters: bool = False
+    ) -> Tensor:
         count = self.num_parameters if part == "all" else self.exact_from
         data = self.gradient.new_zeros(count)
         # half precision is too little to add up in
-        return self.keep(name, data.float() if data.element_size() < 4 else data, on_resize=on_resize)
+        data = data.float() if data.element_size() < 4 else data
+        return self.keep(name, data, on_resize=on_resize, of_parameters=of_parameters)
 
-    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize, of_parameters: bool = False) -> Tensor:
         count = len(self.names) if data.numel() == self.num_parameters else self._num_large
         shapes = [p.shape for p in self._locals[:count]]
-        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
+        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes, of_parameters)
         return data
 
     def remember_(self) -> None:
@@ -167,52 +167,46 @@ class ParameterBucket:
 
     # -- gradients --------------------------------------------------------------------------------
 
-    def forget(self) -> None:
-        """A pass begins: nothing has been taken."""
-        self._taken.clear()
-        self.refused = False
-
-    def take_(self, place: int) -> None:
-        """Copy one large gradient that has just arrived, while it is in the processor's cache.
-
-        Of small ones, and on other devices, one copy of them all, in `gather_`, is cheaper than one for each.
-        """
-        grad = self.parameters[place].grad
-        if grad is not None and grad.layout == torch.strided:
-            self._views[place].copy_(grad.detach() if grad.requires_grad else grad)
-            self._taken.add(place)
-
     @torch.no_grad()
-    def gather_(self, weight: float) -> None:
-        """Fill `gradient` from the parameters' own gradients; those without one travel as zeros."""
+    def gather_(self, weight: float) -> list[Tensor | None]:
+        """Fill `gradient` from the parameters' own gradients, which are returned; those without one travel as
+        zeros."""
+        own = [p.grad for p in self.parameters]
         if self.gradient.is_meta:
-            return  # sizes alone, without numbers
-        views, grads, unused = [], [], []
-        for place, (parameter, view) in enumerate(zip(self.parameters, self._views, strict=True)):
-            if place in self._taken:
-                continue
-            if (grad := parameter.grad) is None:
-                unused.append(place)
-                view.zero_()
-            else:
-                if grad.layout != torch.strided:
-                    raise UsageError(
-                        f"the gradient of {self.names[place]} is sparse ({grad.layout}), "
-                        "which thinwire cannot send",
-                        hint="make the embedding with sparse=False",
-                    )
-                views.append(view)
-                grads.append(local(grad))
-        if grads:
-            torch._foreach_copy_(views, grads)
+            return own  # sizes alone, without numbers
+        self.refused = False
+        grads, views = self._present(own)
+        try:
+            _copy_(views, grads)
+        except RuntimeError:
+            self._check_layout(own)
+            raise
         self._tail.copy_(self._usual_tail)
-        if unused:
-            self._used[unused] = 0.0
+        if len(grads) < len(own):
+            for place in [place for place, grad in enumerate(own) if grad is None]:
+                self._views[place].zero_()
+                self._used[place] = 0.0
         if weight != 1.0:
             self._gradients.mul_(weight)
             self._weight.fill_(weight)
             self._uneven.fill_(1.0)
         self._hold_back_()
+        return own
+
+    def _present(self, own: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
+        """The gradients that are there, by their local part, and where they lie in the bucket."""
+        grads, views = [grad for grad in own if grad is not None], self._views
+        if len(grads) < len(own):
+            views = [view for grad, view in zip(own, views, strict=True) if grad is not None]
+        return grads if self._plain else [local(grad) for grad in grads], views
+
+    def _check_layout(self, own: Sequence[Tensor | None]) -> None:
+        for name, grad in zip(self.names, own, strict=True):
+            if grad is not None and grad.layout != torch.strided:
+                raise UsageError(
+                    f"the gradient of {name} is sparse ({grad.layout}), which thinwire cannot send",
+                    hint="make the embedding with sparse=False",
+                )
 
     def _hold_back_(self) -> None:
         """Send zeros and a flag instead of gradients that are not finite."""
@@ -223,7 +217,9 @@ class ParameterBucket:
             fine = self._gradients.isfinite().all()
             self._gradients.mul_(fine).nan_to_num_(0.0)
             self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
-        elif not math.isfinite(self._reals.sum()):
+            return
+        torch.sum(self._reals, dim=0, dtype=self._sum.dtype, out=self._sum)
+        if not math.isfinite(self._sum_number):
             wrong = self._gradients.isfinite().logical_not_().nonzero()
             if wrong.numel():  # and not just a sum that is too large
                 self.not_finite = self.name_at(int(wrong[0]))
@@ -266,16 +262,15 @@ class ParameterBucket:
             self._uneven_bits[0] = 0
 
     @torch.no_grad()
-    def scatter_(self) -> None:
-        """Copy the reduced gradients back; a parameter no worker used keeps having none."""
+    def scatter_(self, own: Sequence[Tensor | None]) -> None:
+        """Copy the reduced gradients back into what `gather_` returned; a parameter that no worker used keeps
+        having none."""
         if self.gradient.is_meta:
             return
         self.divide_()
-        grads = [p.grad for p in self.parameters]
-        have = [(local(g), v) for g, v in zip(grads, self._views, strict=True) if g is not None]
-        if have:
-            torch._foreach_copy_([g for g, _ in have], [v for _, v in have])
-        if len(have) < len(grads):
+        grads, views = self._present(own)
+        _copy_(grads, views)
+        if len(grads) < len(own):
             used_somewhere = (self._used != 0).tolist()
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
                 if parameter.grad is None and used:
@@ -337,6 +332,11 @@ class ParameterBucket:
         if not data.is_meta:
             weights = self._split(weight) if isinstance(weight, Tensor) else weight
             torch._foreach_lerp_(self._locals, self._split(data), weights)
+
+
+def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
+    if targets:  # torch refuses empty lists
+        torch._foreach_copy_(targets, sources)
 
 
 def _as_gradient(parameter: Tensor, part: Tensor) -> Tensor:

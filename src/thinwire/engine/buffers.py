@@ -51,6 +51,10 @@ class Buffers:
         if self._messages:
             self._task = start(self._sync, "buffers")
 
+    def forget(self) -> None:
+        """Buffers have other shapes now: lay out messages anew."""
+        self._held = []
+
     def _prepare(self) -> None:
         """Lay out messages, unless the buffers are still those of the last step."""
         held = [home.get(name) for home, name in self._homes]
@@ -68,20 +72,22 @@ class Buffers:
         ]
 
     async def _sync(self, wire: Wire) -> None:
-        present = torch.ones(wire.world_size, dtype=torch.uint8)
+        present = list(range(wire.world_size))
         if self.joining:
             mine = torch.tensor([self.present], dtype=torch.uint8)
-            await wire.all_gather(mine, present)
-            if not present.any():
+            everyones = mine.new_empty(wire.world_size)
+            await wire.all_gather(mine, everyones)
+            present = [rank for rank in present if everyones[rank]]
+            if not present:
                 return
-        self._source = int(present.argmax())  # the lowest rank that still has data
+        self._source = present[0]
         for flat in (message.flat for message in self._messages):
             if self._policy == "rank0":
                 await wire.broadcast_(flat, source=self._source)
             else:
                 flat *= float(self.present)
                 await wire.all_reduce_(flat)
-                flat /= int(present.sum())
+                flat /= len(present)
 
     def receiving(self) -> Iterator[Work]:
         """What to wait for, only when backward has ended: it may still have needed the old values."""

@@ -80,20 +80,26 @@ class Checkpoint:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
             self.parts["replica"] = Replica(model, optimizer)
+        if link.companion is not None:
+            self.parts["companion"] = link.companion
         taken = self.parts.keys() & parts.keys()
         check(not taken, "parts", "named other than those of thinwire's own", sorted(taken))
         self.parts |= parts
-        self._link = link
-        self._about = {
-            "strategy": repr(link.strategy),
-            **{key: str(value) for key, value in (settings or {}).items()},
-            **_describe(model, optimizer),
-            "parts": ", ".join(sorted(self.parts)),
-        }
+        self._link, self._described = link, (model, optimizer)
+        self._settings = {key: str(value) for key, value in (settings or {}).items()}
         self._loaded = False
         self._lock: int | None = None
         """Held by rank 0."""
-        self._saver = Saver(self.folder, link, self._about, nonce=self._open(), keep=keep)
+        self._saver = Saver(self.folder, link, nonce=self._open(), keep=keep)
+
+    def _about(self) -> dict[str, str]:
+        """What must be the same for a run to go on; shapes are those of now, as a model may shrink."""
+        return {
+            "strategy": repr(self._link.strategy),
+            **self._settings,
+            **_describe(*self._described),
+            "parts": ", ".join(sorted(self.parts)),
+        }
 
     def _open(self) -> str:
         """Agree that all see the same folder, on what is in it, and on a name for this run, returned."""
@@ -135,7 +141,7 @@ class Checkpoint:
         if path is not None:
             with self._together():
                 manifest = folders.read_manifest(path)
-                folders.compare(path, manifest.about, self._about)
+                folders.compare(path, manifest.about, self._about())
                 states = self._read(path, manifest)
             with self._together():
                 for name, part in self.parts.items():
@@ -203,7 +209,7 @@ class Checkpoint:
         common = None
         if self._link.rank == 0:
             common = tensors.snapshot({name: part.state_dict() for name, part in everyones.items()})
-        self._saver.start(step, own, common)
+        self._saver.start(step, own, common, self._about())
 
     def wait(self) -> None:
         """Return when this worker has nothing left to write; a save that failed is warned about here."""

@@ -193,16 +193,10 @@ class Core:
 
     def reduce(self, bucket: Gradients, place: int) -> Task:
         group = self._group_of[place]
-
-        reduce = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
-
-        async def remember_and_reduce(wire: Wire) -> None:
-            await in_background()
-            self.buckets[place].remember_()
-            await reduce(wire)
-
+        make: Make = partial(self.strategy.reduce, bucket, group.state)  # type: ignore[arg-type]
+        if self.buckets[place].leaves:
+            make = partial(_remember_and_reduce, self.buckets[place], make)
         with range_of("reduce"):
-            make = remember_and_reduce if self.buckets[place].leaves else reduce
             return group.endpoint.start(self._driver, "reduce", make, f"reduce {place}")
 
     def reduce_rows(self, rows: SparseRows, weight: float) -> Task:
@@ -332,38 +326,21 @@ class Core:
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state: leaves by parameter, and the rest by group."""
-        by_parameter = {id(leaf.data) for bucket in self.buckets for leaf in bucket.leaves.values()}
-        return {
-            "strategy": repr(self.strategy),
-            "steps": self.steps,
-            "layout": [bucket.names for bucket in self.buckets],
-            "leaves": state.dump_leaves(self.buckets),
-            "plain": [state.dump(group.state, by_parameter) for group in self.groups],
-        }
+        return state.dump_all(self.strategy, self.steps, self.buckets, [group.state for group in self.groups])
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of the states that all workers saved, in order of rank."""
         rank, world_size = self.lane.rank, self.lane.world_size
-        furthest = max(saved, key=lambda each: int(each["steps"]))
-        if furthest["strategy"] != repr(self.strategy):
-            raise DataError(
-                f"the saved state is of {furthest['strategy']}, this link has {self.strategy!r}",
-                hint="attach with the strategy the state was saved with",
-            )
+        state.check_strategy(saved, self.strategy)
         if len(self.groups) > 1 and len(saved) != world_size:
             raise DataError(
                 f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
                 hint="go on with as many workers as saved it",
             )
-        state.load_leaves(self.buckets, [each["leaves"] for each in saved], rank, world_size)
-        self.steps = int(furthest["steps"])
-        if furthest["layout"] != [bucket.names for bucket in self.buckets]:
-            return  # of other buckets: what is not kept by parameter begins anew
-        for number, group in enumerate(self.groups):
-            if len(saved) == world_size:
-                group.state = state.load(group.state, saved[rank]["plain"][number])
-            else:
-                state.load_same(group.state, furthest["plain"][number])
+        states = state.load_all(saved, self.buckets, [group.state for group in self.groups], rank, world_size)
+        for group, loaded in zip(self.groups, states, strict=True):
+            group.state = loaded
+        self.steps = max(int(each["steps"]) for each in saved)
 
     def take_over(self, own: dict[str, Any] | None, giver: dict[str, Any], *, joins: bool) -> None:
         """Go on in another world: with this worker's own leaves, and what all have in common from `giver`.
@@ -385,3 +362,9 @@ class Core:
             group.state = self.strategy.init(group.buckets, group.endpoint.wire())
         self.meter.reset()
         self.engine_meter.reset()
+
+
+async def _remember_and_reduce(bucket: ParameterBucket, reduce: Make, wire: Wire) -> None:
+    await in_background()
+    bucket.remember_()
+    await reduce(wire)

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.elastic.sampler import ElasticSampler
-from thinwire.engine import state, steps
+from thinwire.engine import state
 from thinwire.engine.arguments import linked
+from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
@@ -32,6 +33,7 @@ from thinwire.engine.replicas import Replicas
 from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
+from thinwire.engine.steps import Step, each_epoch, each_step
 from thinwire.engine.transport import Transport
 from thinwire.errors import PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
@@ -89,6 +91,8 @@ class Link:
                 self._scaled_steps = ScaledSteps(self._optimizers)
                 self._idle_watch = IdleWatch(self._optimizers, self.strategy)
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
+        self.companion: Companion | None = None
+        """Something else that acts between steps, such as apoptosis."""
         self._mean_at = 0
         """Steps done when all workers last had the same model, by attach or by `average_`."""
         self._hook()
@@ -128,6 +132,16 @@ class Link:
         return any(group.ranks is not None for group in self._core.groups)
 
     @property
+    def steps(self) -> int:
+        """Optimizer steps done."""
+        return self._core.steps
+
+    @property
+    def everyone(self) -> Replicas:
+        """What workers do together between steps: sums, broadcasts, checks that they are alike."""
+        return self._everyone
+
+    @property
     def lost(self) -> BaseException | None:
         """Why this worker cannot train on, once another is gone; the next step raises it."""
         return self._core.lane.lost
@@ -136,21 +150,21 @@ class Link:
     def stats(self) -> Stats:
         """Steps, traffic and waiting of this worker so far."""
         past, now = self._past, self._core.stats
+        extra = {} if self.companion is None else self.companion.instruments()
         return replace(
             now,
             rounds=past.rounds + now.rounds,
             traffic=past.traffic + now.traffic,
             exposed_s=past.exposed_s + now.exposed_s,
+            instruments={**now.instruments, **extra},
         )
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
 
         def reduce() -> list[float]:
-            total = torch.tensor(values, dtype=torch.float64)
-            with self._together(f"link.all_reduce of {total.numel()} numbers"):
-                self._everyone.sum_(total)
-            return [float(value) for value in total]
+            with self._together(f"link.all_reduce of {len(values)} numbers"):
+                return self._everyone.total(values)
 
         return self._persist(reduce)
 
@@ -189,16 +203,40 @@ class Link:
         self.synchronize()
         self._core.load(saved)
 
-    def reshape(self, kept: state.Kept) -> None:
+    def reshape(
+        self,
+        kept: state.Kept,
+        *,
+        change: Callable[[], None] = lambda: None,
+        move: Callable[[dict[str, Tensor]], None] = lambda values: None,
+    ) -> None:
         """Go on with parameters that have shrunk: the strategy's state keeps the same indices.
 
-        Called by all workers, after `parameter.data` and the optimizer's state were replaced by smaller
-        tensors. `kept` has, by name of each changed parameter, the indices left by dimension (None: all).
+        Called by all workers. `kept` has, by name of each changed parameter, the indices left by dimension
+        (None: all). `change` makes parameters and the optimizer's state smaller, once nothing is under way;
+        without it they have been already. `move`, if values of parameters change too, does the same to copies
+        of parameters that the strategy keeps, given by name and before they shrink.
         """
         self.synchronize()
         saved = self._core.state_dict()
+        for name in {
+            n for bucket in self._core.buckets for n, each in bucket.leaves.items() if each.of_parameters
+        }:
+            move(saved["leaves"][name])
         saved["leaves"] = state.shrink(saved["leaves"], kept)
+        # What belongs to no parameter may still have the size of one: it begins anew.
+        self._reassemble(change, {**saved, "layout": []})
+
+    def restore(self, saved: dict[str, Any], change: Callable[[], None]) -> None:
+        """Go back to parameters of an earlier shape, which `change` brings back, with the strategy's state of
+        that time; steps are counted on. Called by all workers."""
+        self.synchronize()
+        self._reassemble(change, {**saved, "steps": self._core.steps})
+
+    def _reassemble(self, change: Callable[[], None], saved: dict[str, Any]) -> None:
         self._core.reducer.unhook()
+        change()
+        self._core.buffers.forget()
         self._rebuild(self._core)
         self._hook()
         self._core.load([saved] * self.world_size)
@@ -278,6 +316,11 @@ class Link:
             self._transport.wait_for(self._core.synchronizing())
             for finish, _ in self._side_lanes:
                 finish()
+
+    def observe(self, loss: float | Tensor) -> None:
+        """Tell the loss of the step under way to whatever decides by it: `tw.Apoptosis(mode="adaptive")`."""
+        if self.companion is not None:
+            self.companion.observe(loss)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -371,11 +414,11 @@ class Link:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The numbers of the epochs that are left."""
-        return steps.epochs(self, self._sampler, num_epochs)
+        return each_epoch(self, self._sampler, num_epochs)
 
-    def steps(self, loader: Iterable[Any]) -> Iterator[steps.Step]:
-        """The steps of this epoch: `for step in link.steps(loader):`, and in it `with step as batch:`."""
-        return steps.steps(self, self._sampler, loader)
+    def each_step(self, loader: Iterable[Any]) -> Iterator[Step]:
+        """The steps of this epoch: `for step in link.each_step(loader):`, and in it `with step as batch:`."""
+        return each_step(self, self._sampler, loader)
 
     def _regroup(self) -> None:
         """Go on with the workers that are left or have come, from the last step that was completed."""
@@ -473,6 +516,8 @@ class Link:
 
     def _unhook(self) -> None:
         self._attached = False
+        if self.companion is not None:
+            self.companion.leave()
         for parameter in self._parameters.values():
             linked.pop(parameter, None)
         self._core.reducer.unhook()
@@ -504,14 +549,7 @@ class Link:
             self._idle_watch.stop()
             self._idle_watch = None
         self._core.reducer.check_step(args, kwargs)
-        # From the optimizers' lists: walking the model in every step is slow.
-        for group in chain.from_iterable(optimizer.param_groups for optimizer in self._optimizers):
-            if any(p.requires_grad and id(p) not in self._parameters for p in group["params"]):
-                raise UsageError(
-                    "optimizer holds a parameter that requires a gradient and did not, or was not in the "
-                    "model, at attach: nobody would send it",
-                    hint="after unfreezing or adding parameters, detach and attach again",
-                )
+        self._watch.check_held(self._optimizers)
 
     def _begin_pass(self) -> None:
         self._transport.passes += 1
@@ -549,6 +587,8 @@ class Link:
             self._core.steps += 1  # the step is made; mixing is given up, and `Step` regroups
         self._transport.passes = 0
         self._transport.set_status()
+        if self.companion is not None:
+            self.companion.stepped()
 
 
 def _detach_at_exit(link: weakref.ref[Link]) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import chain
 from operator import is_
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from thinwire.engine.buckets import ParameterBucket, local
 from thinwire.errors import UsageError
@@ -24,13 +26,17 @@ class ParameterWatch:
     ) -> None:
         """`attached`: the ids of all attached parameters, of which some may be in no bucket."""
         self._buckets = buckets
+        self._attached = attached
+        self._held: list[Tensor] = []
+        """What optimizers held when last looked at, and which of it is not attached."""
+        self._not_attached: list[Tensor] = []
         self._parameters = [p for bucket in buckets for p in bucket.parameters]
         self._plain = all(local(p) is p for p in self._parameters)
         places = list(_places(model, attached))
         self._names = [name for name, _, _, _ in places]
         self._holders = [holder for _, holder, _, _ in places]
         self._keys = [key for _, _, key, _ in places]
-        self._held = [held for _, _, _, held in places]
+        self._found = [found for _, _, _, found in places]
         self._remember()
 
     def _remember(self) -> None:
@@ -52,15 +58,29 @@ class ParameterWatch:
 
     def check_place(self) -> None:
         """Raise UsageError if the model holds another parameter in the place of one that is attached."""
-        if all(map(is_, self._held, map(_get, self._holders, self._keys))):
+        if all(map(is_, self._found, map(_get, self._holders, self._keys))):
             return
         now = map(_get, self._holders, self._keys)
-        rows = zip(self._names, self._held, now, strict=True)
+        rows = zip(self._names, self._found, now, strict=True)
         name = next(name for name, before, after in rows if before is not after)
         raise UsageError(
             f"{name} of the model was replaced after attach: nobody would send the new one",
             hint="replace it before attach; or link.detach(), then attach again",
         )
+
+    def check_held(self, optimizers: Sequence[Optimizer]) -> None:
+        """Raise UsageError if an optimizer holds a parameter to train that is not attached."""
+        groups = chain.from_iterable(optimizer.param_groups for optimizer in optimizers)
+        held = list(chain.from_iterable(group["params"] for group in groups))
+        if len(held) != len(self._held) or not all(map(is_, held, self._held)):
+            self._held = held
+            self._not_attached = [p for p in held if id(p) not in self._attached]
+        if any(p.requires_grad for p in self._not_attached):
+            raise UsageError(
+                "optimizer holds a parameter that requires a gradient and did not, or was not in the "
+                "model, at attach: nobody would send it",
+                hint="after unfreezing or adding parameters, detach and attach again",
+            )
 
 
 _get: Callable[[dict[str, Any], str], object] = dict.get

@@ -15,7 +15,7 @@ from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.strategies.base import Gradients, Overlap
-from thinwire.wire.work import Work
+from thinwire.wire.work import Work, all_of
 
 
 class Launcher(Protocol):
@@ -73,9 +73,10 @@ class BackwardReducer:
         while len(self._tasks) < len(self._buckets):
             self._send()
         for task, bucket in zip(self._tasks, self._buckets, strict=True):
-            yield task
             if not bucket.gradient.is_cpu:
-                bucket.scatter_()
+                yield task
+                bucket.scatter_([p.grad for p in bucket.parameters])
+        yield all_of(self._tasks)  # one after another would wake this thread for each
         for rows in self._rows:
             yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
@@ -84,11 +85,11 @@ class BackwardReducer:
 
     def _send(self) -> None:
         bucket = self._buckets[len(self._tasks)]
-        bucket.gather_(self.weight)
+        own = bucket.gather_(self.weight)
         task = self._launcher.reduce(bucket, bucket.place)
-        self._tasks.append(self._scattered(task, bucket) if bucket.gradient.is_cpu else task)
+        self._tasks.append(self._scattered(task, bucket, own) if bucket.gradient.is_cpu else task)
 
-    def _scattered(self, task: Task, bucket: ParameterBucket) -> Work:
+    def _scattered(self, task: Task, bucket: ParameterBucket, own: Sequence[Tensor | None]) -> Work:
         """Ends when the gradients are back, which happens where the task ends: beside backward.
 
         Not for other devices, where only the training thread knows the stream that backward uses.
@@ -99,7 +100,7 @@ class BackwardReducer:
             try:
                 if task.error is not None:
                     raise task.error
-                bucket.scatter_()
+                bucket.scatter_(own)
             except BaseException as error:  # noqa: BLE001  # raised in the training thread, which waits
                 work.fail(error)
             else:

@@ -34,6 +34,12 @@ class Replicas:
         """Overwrite a tensor with its sum over workers."""
         self._wait(self._endpoint.issue(lambda wire: wire.all_reduce_(data)))
 
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of a few numbers over workers."""
+        data = torch.tensor(values, dtype=torch.float64)
+        self.sum_(data)
+        return [float(value) for value in data]
+
     def _average_(self, data: Tensor) -> None:
         self.sum_(data)
         data /= self._world_size
@@ -56,16 +62,12 @@ class Replicas:
         rows = self._gather(padded)
         return [json.loads(row[:n].numpy().tobytes()) for row, n in zip(rows, lengths.tolist(), strict=True)]
 
-    def gather_names(self, name: str) -> list[str]:
-        """A short text of every worker, in order of rank."""
-        return decode_names(self._gather(encode_name(name)))
-
     def meet(self, what: str) -> None:
         """Raise PeerDiffers, on every worker, unless all of them are about to do this: sizes that do not fit
         would end in the middle of a backend."""
         if self._world_size == 1:
             return
-        told = self.gather_names(what)
+        told = decode_names(self._gather(encode_name(what)))
         for rank, other in enumerate(told):
             if other != told[0]:
                 raise PeerDiffers(

@@ -15,7 +15,7 @@ from pathlib import Path
 from thinwire.engine import folders, tensors
 from thinwire.engine.folders import COMMON, FORMAT, MANIFEST, Manifest
 from thinwire.engine.link import Link
-from thinwire.engine.tensors import Snapshot
+from thinwire.engine.tensors import TreeSnapshot
 from thinwire.errors import DataError
 from thinwire.files import sync_folder
 
@@ -28,16 +28,21 @@ class Saver:
     Workers meet in the file system alone: no collective of this thread can mix with those of training.
     """
 
-    def __init__(self, folder: Path, link: Link, about: Mapping[str, str], *, nonce: str, keep: int) -> None:
-        self._folder, self._link, self._about = folder, link, about
+    def __init__(self, folder: Path, link: Link, *, nonce: str, keep: int) -> None:
+        self._folder, self._link = folder, link
+        self._about: Mapping[str, str] = {}
         self._nonce, self._keep = nonce, keep
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._failure = ""
 
-    def start(self, step: int, own: Snapshot, common: Snapshot | None) -> None:
-        """Begin to write; `wait` must have been called after the last time."""
+    def start(
+        self, step: int, own: TreeSnapshot, common: TreeSnapshot | None, about: Mapping[str, str]
+    ) -> None:
+        """Begin to write, with what the training is about; `wait` must have been called after the last
+        time."""
         assert self._thread is None, "one snapshot at a time"
+        self._about = about
         self._thread = threading.Thread(
             target=self._save, args=(step, own, common), name="thinwire-checkpoint", daemon=True
         )
@@ -56,7 +61,7 @@ class Saver:
         """Do not wait for other workers any more: they may be gone."""
         self._stop.set()
 
-    def _save(self, step: int, own: Snapshot, common: Snapshot | None) -> None:
+    def _save(self, step: int, own: TreeSnapshot, common: TreeSnapshot | None) -> None:
         # The nonce keeps the files of a dying predecessor out of it.
         place = self._folder / f"step-{step:08d}.saving-{self._nonce}"
         mine = folders.worker(self._link.rank)
@@ -120,7 +125,7 @@ def _failed(path: Path) -> Path:
     return path.with_name(f"{path.name}.failed")
 
 
-def _add_file(path: Path, taken: Snapshot) -> None:
+def _add_file(path: Path, taken: TreeSnapshot) -> None:
     facts, unfinished = tensors.write(path, taken), path.with_name(f"{path.name}.unfinished")
     _write(unfinished, json.dumps(facts).encode())
     unfinished.rename(_facts(path))

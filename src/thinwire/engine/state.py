@@ -20,6 +20,7 @@ from thinwire.strategies.base import ON_RESIZE, OnResize
 
 if TYPE_CHECKING:
     from thinwire.engine.buckets import ParameterBucket
+    from thinwire.strategies.base import Strategy
 
 Saved = dict[str, dict[str, Tensor]]
 """By leaf, then by parameter."""
@@ -36,6 +37,8 @@ class Leaf:
     names: Sequence[str]
     """Of the parameters it covers, in the order they lie in it."""
     shapes: Sequence[torch.Size]
+    of_parameters: bool = False
+    """Whether it holds values of parameters."""
     changed: bool = dataclasses.field(default=False, init=False)
     """Whether a pass may have changed it that no step has used yet."""
     _before: Tensor | None = dataclasses.field(default=None, init=False)
@@ -129,6 +132,50 @@ def _select(data: Tensor, kept: Sequence[Tensor | None]) -> Tensor:
         if index is not None:
             data = data.index_select(dim, index.to(data.device))
     return data
+
+
+# -- all of it ------------------------------------------------------------------------------------
+
+
+def dump_all(
+    strategy: Strategy, steps: int, buckets: Sequence[ParameterBucket], states: Sequence[Any]
+) -> dict[str, Any]:
+    """What must survive a stop: leaves by parameter, and the rest of each of a strategy's states."""
+    by_parameter = {id(leaf.data) for bucket in buckets for leaf in bucket.leaves.values()}
+    return {
+        "strategy": repr(strategy),
+        "steps": steps,
+        "layout": [bucket.names for bucket in buckets],
+        "leaves": dump_leaves(buckets),
+        "plain": [dump(state, by_parameter) for state in states],
+    }
+
+
+def check_strategy(saved: Sequence[Mapping[str, Any]], strategy: Strategy) -> None:
+    if saved[0]["strategy"] != repr(strategy):
+        raise DataError(
+            f"the saved state is of {saved[0]['strategy']}, this run has {strategy!r}",
+            hint="go on with the strategy the state was saved with",
+        )
+
+
+def load_all(
+    saved: Sequence[Mapping[str, Any]],
+    buckets: Sequence[ParameterBucket],
+    states: Sequence[Any],
+    rank: int,
+    world_size: int,
+) -> list[Any]:
+    """Go on with this worker's share of what all workers saved, in order of rank; returns the states."""
+    load_leaves(buckets, [each["leaves"] for each in saved], rank, world_size)
+    furthest = max(saved, key=lambda each: int(each["steps"]))
+    if furthest["layout"] != [bucket.names for bucket in buckets]:
+        return list(states)  # of other buckets: what is not kept by parameter begins anew
+    if len(saved) == world_size:
+        return [load(state, mine) for state, mine in zip(states, saved[rank]["plain"], strict=True)]
+    for state, theirs in zip(states, furthest["plain"], strict=True):
+        load_same(state, theirs)
+    return list(states)
 
 
 # -- the plain rest -------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Step:
         return True
 
 
-def epochs(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator[int]:
+def each_epoch(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator[int]:
     """The epochs that are left; whoever joins begins with the present one."""
     while sampler.epoch < num_epochs:
         epoch = sampler.epoch
@@ -50,7 +50,7 @@ def epochs(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator[int
             finish_epoch(link, sampler)
 
 
-def steps(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Step]:
+def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Step]:
     """The steps of this epoch that are left, until all workers are through with it."""
     epoch = sampler.epoch
     while sampler.epoch == epoch and len(sampler):

@@ -54,7 +54,7 @@ _MOST_HEADER_BYTES = 100_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class TreeSnapshot:
     """A copy of a tree that training cannot change any more."""
 
     tree: Any
@@ -62,10 +62,10 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
 
 
-def snapshot(tree: Mapping[str, Any]) -> Snapshot:
+def snapshot(tree: Mapping[str, Any]) -> TreeSnapshot:
     """Copy a tree to the CPU; UsageError names the value that a file cannot hold."""
     tensors: dict[str, Tensor] = {}
-    return Snapshot(_take_out(tree, "", tensors), tensors)
+    return TreeSnapshot(_take_out(tree, "", tensors), tensors)
 
 
 def _take_out(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
@@ -118,7 +118,7 @@ def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 # -- files ----------------------------------------------------------------------------------------
 
 
-def write(path: Path, taken: Snapshot) -> dict[str, Any]:
+def write(path: Path, taken: TreeSnapshot) -> dict[str, Any]:
     """Write a snapshot into a new file, which has reached the disk when this returns; its size and digest."""
     digest = hashlib.sha256()
     with path.open("xb") as file:
@@ -130,7 +130,7 @@ def write(path: Path, taken: Snapshot) -> dict[str, Any]:
         return {"bytes": file.tell(), "sha256": digest.hexdigest()}
 
 
-def pack(taken: Snapshot) -> Tensor:
+def pack(taken: TreeSnapshot) -> Tensor:
     """The bytes that a file would have, to be sent."""
     return torch.frombuffer(bytearray(b"".join(_pieces(taken))), dtype=torch.uint8)
 
@@ -140,7 +140,7 @@ def unpack(data: Tensor) -> Any:
     return _understand(io.BytesIO(data.numpy().data), data.numel())
 
 
-def _pieces(taken: Snapshot) -> Iterator[Any]:
+def _pieces(taken: TreeSnapshot) -> Iterator[Any]:
     header: dict[str, Any] = {_METADATA: {"tree": json.dumps(taken.tree)}}
     end = 0
     for name, tensor in taken.tensors.items():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from thinwire.engine.bucket_plan import small_numel
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
-from thinwire.errors import DataError, SettingError, UsageError, check, check_seconds
+from thinwire.errors import SettingError, UsageError, check, check_seconds
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.process_group import connect
 from thinwire.wire.watch import SILENCE_S
@@ -25,27 +24,6 @@ from thinwire.wire.wire import Meter, Wire
 
 SETTLING_STEPS = 2
 """Steps that go dense: DDP arranges its buckets anew after the first one, so only the second shows them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A bucket of DDP as a strategy sees it: small tensors last."""
-
-    bucket: ParameterBucket
-    order: list[int]
-    """Which of DDP's tensors each of the bucket's is."""
-
-    @classmethod
-    def of(cls, index: int, parameters: Sequence[Any], small: int, context: TrainingContext) -> _Place:
-        names = [
-            f"parameter {number} of shape {tuple(p.shape)} in bucket {index} of DDP"
-            for number, p in enumerate(parameters)
-        ]
-        order = sorted(range(len(parameters)), key=lambda i: parameters[i].numel() <= small)
-        return cls(ParameterBucket(index, names, parameters, small, context), order)
-
-    def in_order(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        return [tensors[i] for i in self.order]
 
 
 class HookState:
@@ -72,7 +50,7 @@ class HookState:
         self._context = TrainingContext()
         self._seen: list[list[Any]] = []
         """The parameters of every bucket of the step under way."""
-        self._places: list[_Place] = []
+        self._buckets: list[ParameterBucket] = []
         self._state: Any = None
         self._saved: Sequence[dict[str, Any]] = ()
         """States of all ranks to go on with, once there are buckets for them."""
@@ -84,14 +62,14 @@ class HookState:
     def reduce(self, bucket: GradBucket) -> torch.futures.Future[Tensor]:
         """The mean over workers of a bucket's gradients, or what the strategy makes of it."""
         if bucket.index() == 0:
-            if self.steps >= SETTLING_STEPS and not self._places:
+            if self.steps >= SETTLING_STEPS and not self._buckets:
                 self._init()
             self._seen = []
         self._seen.append(bucket.parameters())
         self._context.step = self._strategy_steps + 1
         if bucket.is_last():
             self.steps += 1
-        if not self._places:
+        if not self._buckets:
             return self._dense(bucket.buffer())
         own, tensors = self._own(bucket)
         own.fill_(tensors)
@@ -105,11 +83,10 @@ class HookState:
 
     def _own(self, bucket: GradBucket) -> tuple[ParameterBucket, list[Tensor]]:
         """The strategy's bucket for one of DDP's, and the gradients in its order."""
-        if bucket.index() < len(self._places):
-            place = self._places[bucket.index()]
-            now = place.in_order(bucket.parameters())
-            if [p.shape for p in place.bucket.parameters] == [p.shape for p in now]:
-                return place.bucket, place.in_order(bucket.gradients())
+        if bucket.index() < len(self._buckets):
+            own, now, gradients = self._buckets[bucket.index()], bucket.parameters(), bucket.gradients()
+            if [p.shape for p in own.parameters] == [now[i].shape for i in own.order]:
+                return own, [gradients[i] for i in own.order]
         raise UsageError(
             f"DDP has other buckets in step {self.steps} than in step {SETTLING_STEPS}",
             hint="register the hook anew after freezing or adding parameters",
@@ -129,27 +106,23 @@ class HookState:
 
     def _init(self) -> None:
         small = small_numel(p for parameters in self._seen for p in parameters)
-        self._places = [
-            _Place.of(index, parameters, small, self._context) for index, parameters in enumerate(self._seen)
-        ]
+        self._buckets = []
+        for index, parameters in enumerate(self._seen):
+            shapes = [tuple(p.shape) for p in parameters]
+            names = [
+                f"parameter {n} of shape {shape} in bucket {index} of DDP" for n, shape in enumerate(shapes)
+            ]
+            self._buckets.append(ParameterBucket(index, names, parameters, small, self._context))
         self._state = self.strategy.init(self._buckets, self._endpoint.wire())
         if self._saved:
             self._load(self._saved)
             self._saved = ()
 
-    @property
-    def _buckets(self) -> list[ParameterBucket]:
-        return [place.bucket for place in self._places]
-
     def _load(self, saved: Sequence[dict[str, Any]]) -> None:
         rank, world_size = self._lane.rank, self._lane.world_size
-        state.load_leaves(self._buckets, [each["leaves"] for each in saved], rank, world_size)
+        (self._state,) = state.load_all(saved, self._buckets, [self._state], rank, world_size)
         self._steps_before += int(saved[0]["steps"]) - self._strategy_steps
         self._context.step = self._strategy_steps + 1
-        if len(saved) == world_size:
-            self._state = state.load(self._state, saved[rank]["plain"])
-        else:
-            state.load_same(self._state, saved[0]["plain"])
 
     # -- saving -------------------------------------------------------------------------------------
 
@@ -159,13 +132,7 @@ class HookState:
             if len(self._saved) == self._lane.world_size:
                 return self._saved[self._lane.rank]
             return {"strategy": repr(self.strategy), "loaded": list(self._saved)}
-        by_parameter = {id(leaf.data) for bucket in self._buckets for leaf in bucket.leaves.values()}
-        return {
-            "strategy": repr(self.strategy),
-            "steps": self._strategy_steps,
-            "leaves": state.dump_leaves(self._buckets),
-            "plain": state.dump(self._state, by_parameter),
-        }
+        return state.dump_all(self.strategy, self._strategy_steps, self._buckets, [self._state])
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Go on with what this rank has saved; it takes effect when DDP's buckets are known."""
@@ -173,11 +140,7 @@ class HookState:
 
     def resize(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this rank's share of what another number of ranks has saved, given in their order."""
-        if saved[0]["strategy"] != repr(self.strategy):
-            raise DataError(
-                f"the saved state is of {saved[0]['strategy']}, this hook has {self.strategy!r}",
-                hint="make the hook with the strategy the state was saved with",
-            )
+        state.check_strategy(saved, self.strategy)
         saved = saved[0].get("loaded", saved)  # saved before DDP's buckets were known
         if not saved:
             return

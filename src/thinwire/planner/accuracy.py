@@ -16,6 +16,8 @@ from pathlib import Path
 TABLE = Path(__file__).with_name("accuracy.json")
 LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
+RESOLVED = 0.5
+"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
 FURTHEST = 2
 """A row counts for up to so many times the workers it was measured with: with more, loss grows."""
 
@@ -100,7 +102,7 @@ def expected(
     found = [row for row in known if row.strategy == strategy and dict(row.settings) == own]
     same = [row for row in found if row.recipe == recipe]
     # percents of perplexity are no points of accuracy: they count for their own recipe only
-    found = same or [row for row in found if row.metric == "accuracy"]
+    found = same or [row for row in found if row.metric == "accuracy" and row.error <= RESOLVED]
     nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
     candidates = [row for row in nearest if row is not None]
     if not candidates:

@@ -12,44 +12,25 @@ import json
 import os
 import socket
 import statistics
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from thinwire.compress.select import prepare, select_
-from thinwire.compress.sparse import SparseLayout, new_message
 from thinwire.errors import DataError, PeerLost, UsageError
+from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.findings import SLOW, findings
-from thinwire.planner.probe import HostFacts, HostPath, Listener, facts, quickest, rounds
+from thinwire.planner.probe import HostFacts, HostPath, Listener, facts, rounds
+from thinwire.planner.speeds import Speeds, at_once, cluster_from, computing, gather_speeds
 
 MEET_S = 12.0
 """All workers must have come within this."""
-SMALL, LARGE_S, TRIES = 8, 0.25, 5
-"""Numbers in a message that only shows latency; seconds that a transfer should take; tries of each."""
-SPEED_S = 0.3
-"""Of each measurement of a worker alone."""
-COPIED, SELECTED = 1 << 22, 1 << 22
-"""Numbers that are copied, and selected from."""
-LEAST_SPREAD = 0.03
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speeds:
-    """What one worker does in a second by itself."""
-
-    steps_per_s: float
-    """Of a small reference training."""
-    copy_bytes_per_s: float
-    select_numbers_per_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,140 +180,11 @@ def _measure_paths(
     return tuple(sorted(paths, key=lambda path: path.ranks))
 
 
-# -- one worker alone -----------------------------------------------------------------------------------
-
-
 def _speeds(hosts: Sequence[HostFacts]) -> list[Speeds]:
     """Of every worker; those that share a machine take turns."""
-    rank = dist.get_rank()
-    same = [host.rank for host in hosts if host.machine == hosts[rank].machine]
+    machine = hosts[dist.get_rank()].machine
     turns = max(sum(other.machine == host.machine for other in hosts) for host in hosts)
-    own = Speeds(steps_per_s=0, copy_bytes_per_s=0, select_numbers_per_s=0)
-    for turn in range(turns):
-        if turn == same.index(rank):
-            own = _own_speeds()
-        dist.barrier()
-    gathered: list[Any] = [None] * len(hosts)
-    dist.all_gather_object(gathered, asdict(own))
-    return [Speeds(**each) for each in gathered]
-
-
-def _own_speeds() -> Speeds:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
-    optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(64, 256)
-
-    def step() -> None:  # through an optimizer, as trainings do
-        optimizer.zero_grad()
-        model(batch).square().mean().backward()
-        optimizer.step()
-
-    source = torch.randn(COPIED)
-    target, residual = torch.empty_like(source), torch.zeros(SELECTED)
-    layout = SparseLayout(capacity=SELECTED // 1000)
-    message = new_message(layout, residual)
-    prepare(residual)
-    gradient = torch.randn(SELECTED)
-    for warm_up in (step, step):
-        warm_up()
-    return Speeds(
-        steps_per_s=1 / quickest(step, SPEED_S),
-        copy_bytes_per_s=source.nbytes / quickest(lambda: target.copy_(source), SPEED_S),
-        select_numbers_per_s=SELECTED
-        / quickest(lambda: select_(gradient, residual.zero_(), 3.5, message, layout), SPEED_S),
-    )
-
-
-# -- all at once ----------------------------------------------------------------------------------------
-
-
-def _slowest(seconds: float) -> float:
-    value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return float(value)
-
-
-def _median_s(work: Callable[[], object], tries: int) -> tuple[float, float]:
-    """The median of the slowest worker's seconds, and how far quartiles are from it."""
-    taken = []
-    for _ in range(tries):
-        dist.barrier()
-        begin_s = time.perf_counter()
-        work()
-        taken.append(_slowest(time.perf_counter() - begin_s))
-    middle = statistics.median(taken)
-    low, _, high = statistics.quantiles(taken, n=4)
-    return middle, (high - low) / 2 / middle
-
-
-def _ring_s(numbers: torch.Tensor, parts: int) -> None:
-    works = [dist.all_reduce(part, async_op=True) for part in numbers.chunk(parts)]
-    for work in works:
-        assert work is not None
-        work.wait()
-
-
-def _neighbours(out: torch.Tensor, into: torch.Tensor) -> None:
-    rank, world_size = dist.get_rank(), dist.get_world_size()
-    # The receive comes first: with the send first, Gloo uses one direction at a time.
-    receiving = dist.irecv(into, (rank - 1) % world_size)
-    sending = dist.isend(out, (rank + 1) % world_size)
-    for work in (receiving, sending):
-        assert work is not None
-        work.wait()
-
-
-@contextmanager
-def _computing() -> Iterator[None]:
-    """Compute beside what is measured: on a GPU if there is one, else on one thread of the processor."""
-    stop = threading.Event()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    matrix = torch.randn(512, 512, device=device)
-
-    def compute() -> None:
-        while not stop.is_set():
-            torch.mm(matrix, matrix)
-            if device == "cuda":
-                torch.cuda.synchronize()
-
-    worker = threading.Thread(target=compute)
-    worker.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        worker.join()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _AtOnce:
-    hop_s: float
-    latency_s: float
-    bit_per_s: float
-    spread: float
-
-
-def _at_once(slowest_bit_per_s: float) -> _AtOnce:
-    """All workers in one ring, and every worker with its neighbours."""
-    world_size = dist.get_world_size()
-    few, into = torch.ones(SMALL), torch.empty(SMALL)
-    hops, share = 2 * (world_size - 1), 2 * (world_size - 1) / world_size
-    _ring_s(few, 1)
-    _neighbours(few, into)
-    hop_s, _ = _median_s(lambda: _ring_s(few, 1), 4 * TRIES)
-    latency_s, _ = _median_s(lambda: _neighbours(few, into), 4 * TRIES)
-    parts = 4
-    count = max(parts, int(LARGE_S * slowest_bit_per_s / 8 / share / 4) // parts * parts)
-    numbers = torch.ones(count)
-    whole_s, spread = _median_s(lambda: _ring_s(numbers, parts), TRIES)
-    # The parts are under way together: the hops of one hide behind the bytes of the others.
-    sending_s = max(whole_s - hop_s, 1e-6)
-    return _AtOnce(
-        hop_s=hop_s / hops,
-        latency_s=latency_s,
-        bit_per_s=8 * share * numbers.nbytes / sending_s,
-        spread=spread,
-    )
+    return gather_speeds([host.machine == machine for host in hosts], turns)
 
 
 def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Sequence[Speeds]) -> Diagnosis:
@@ -342,38 +194,26 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
         host.rank: statistics.median(path.bit_per_s for path in paths if host.rank in path.ranks)
         for host in hosts
     }
-    idle = _at_once(min(rates.values()))
+    slowest = min(rates.values())
+    idle = busy = at_once(slowest)
     # Workers of one machine in the lab emulate accelerators: there, computing takes no processor.
-    shared = len({host.machine for host in hosts}) < len(hosts)
-    if shared:
-        busy = idle
-    else:
-        with _computing():
-            busy = _at_once(min(rates.values()))
-    factor = min(1.0, busy.bit_per_s / min(rates.values()))
-    fastest = max(each.steps_per_s for each in speeds)
-    relative = [each.steps_per_s / fastest for each in speeds]
+    if len({host.machine for host in hosts}) == len(hosts):
+        with computing():
+            busy = at_once(slowest)
+    factor = min(1.0, busy.bit_per_s / slowest)
+    relative = [each.steps_per_s / max(other.steps_per_s for other in speeds) for each in speeds]
     sites = {site: place for place, site in enumerate(dict.fromkeys(host.site for host in hosts))}
-    cluster = Cluster(
-        hosts=tuple(
-            ClusterHost(
-                name=host.name,
-                rate_bit_per_s=min(max(rates[host.rank] * factor, 8_000.0), 100e9),
-                speed=relative[host.rank] if relative[host.rank] < SLOW else 1.0,
-                site=sites[host.site],
-            )
-            for host in hosts
-        ),
-        latency_s=busy.latency_s,
-        hop_s=busy.hop_s,
-        uplink_bit_per_s=_uplink(hosts, paths) if len(sites) > 1 else None,
-        copy_bytes_per_s=statistics.median(each.copy_bytes_per_s for each in speeds),
-        select_numbers_per_s=statistics.median(each.select_numbers_per_s for each in speeds),
-        spread=max(LEAST_SPREAD, busy.spread),
-        measured=f"{len(hosts)} hosts, {time.strftime('%Y-%m-%d %H:%M', time.gmtime())} UTC",
-    )
+    kept = [
+        ClusterHost(
+            name=host.name,
+            rate_bit_per_s=min(max(rates[host.rank] * factor, LOWEST_BIT_PER_S), HIGHEST_BIT_PER_S),
+            speed=relative[host.rank] if relative[host.rank] < SLOW else 1.0,
+            site=sites[host.site],
+        )
+        for host in hosts
+    ]
     return Diagnosis(
-        cluster=cluster,
+        cluster=cluster_from(kept, busy, speeds, _uplink(hosts, paths) if len(sites) > 1 else None),
         hosts=tuple(hosts),
         paths=tuple(paths),
         speeds=tuple(speeds),

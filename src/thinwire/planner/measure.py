@@ -43,6 +43,9 @@ class StepRecorder:
     """Records steps of the first optimizer that makes one."""
 
     parameters: list[Tensor] = field(default_factory=list)
+    stop_after: int | None = None
+    """Steps after which `stop` is raised out of the loop."""
+    stop: type[BaseException] = KeyboardInterrupt
     _optimizer: Optimizer | None = None
     _steps: list[_Step] = field(default_factory=list)
     _backward_s: float | None = None
@@ -84,6 +87,8 @@ class StepRecorder:
             return  # a second model; the first one's steps are what is timed
         self._steps.append(_Step(_now(), self._backward_s, self._arrivals))
         self._backward_s, self._arrivals = None, {}
+        if self.num_steps == self.stop_after:
+            raise self.stop
 
     def _arrived(self, index: int) -> Any:
         def hook(parameter: Tensor) -> None:

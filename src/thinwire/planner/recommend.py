@@ -16,8 +16,8 @@ BUDGET = 1.0
 """Points of accuracy that may be lost unless the user says otherwise."""
 WORTH = 1.1
 """A speed-up below this is not worth a second machine."""
-EQUAL = 0.05
-"""Speeds that differ by less than this share count as equal: a simpler choice wins."""
+EQUAL = 0.1
+"""Speeds that differ by less than this share count as equal: the one that loses less accuracy wins."""
 HIDDEN = 0.05
 """Communication is hidden when a step waits for at most this share of its computing time."""
 EXACT = ("all-reduce", "all-reduce:overlap=forward")
@@ -58,7 +58,7 @@ def best_of(predictions: Sequence[Prediction], budget: float) -> Prediction | No
 def recommend(
     predictions: Sequence[Prediction], workload: Workload, *, budget: float = BUDGET
 ) -> Recommendation:
-    """The best number of workers and strategy; fewer workers where more gain less than a twentieth."""
+    """The best number of workers and strategy; fewer workers where more gain less than a tenth."""
     shown = [p for p in predictions if p.strategy != CEILING]
     counts = sorted({p.workers for p in shown})
     best = [best_of([p for p in shown if p.workers == n], budget) for n in counts]
@@ -94,7 +94,7 @@ def _reason(chosen: Prediction, rivals: Sequence[Prediction], workload: Workload
         return f"{own}."
     if chosen.strategy in EXACT:
         waits = f"waits {as_seconds(chosen.exposed_s)} of a step of {as_seconds(chosen.step_s)} for the wire"
-        return f"{own}: exact SGD {waits}, and nothing within the budget is faster by more than a twentieth."
+        return f"{own}: exact SGD {waits}, and nothing within the budget is faster by more than a tenth."
     assert chosen.loss is not None
     less = exact.sent_bytes / max(chosen.sent_bytes, 1.0)
     sends = f"sends {as_ratio(less)} less" if less >= 1.5 else "hides what it sends behind the computing"

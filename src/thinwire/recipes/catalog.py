@@ -37,6 +37,17 @@ def digits_cnn() -> Recipe:
     )
 
 
+def digits_wide() -> Recipe:
+    """The same digits with a wide layer, 2.1 M parameters: much traffic for its compute, as large nets."""
+    return replace(
+        digits_cnn(),
+        name="digits-wide",
+        summary="the same with a wide layer, 2.1 M parameters, so that a slow network is felt",
+        training=partial(_training, "digits", num_hidden=4096),
+        epochs=10,
+    )
+
+
 def mnist_cnn() -> Recipe:
     """A small CNN on the 70,000 digits of MNIST, or on Fashion-MNIST, which has the same format."""
     return Recipe(

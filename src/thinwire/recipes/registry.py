@@ -14,7 +14,7 @@ DEFAULT = "digits-cnn"
 
 # A new recipe is one more name here, and the function of that name in catalog.py.
 _NAMES = (
-    *("digits-cnn", "mnist-cnn", "cifar-resnet20", "cifar-vgg16"),
+    *("digits-cnn", "mnist-cnn", "cifar-resnet20", "cifar-vgg16", "digits-wide"),
     *("ptb-lstm", "ptb-lstm-650", "text-transformer", "higgs-mlp"),
 )
 

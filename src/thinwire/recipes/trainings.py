@@ -80,10 +80,10 @@ language_model = partial(Training, schedule=one_cycle, loss=token_loss, score=su
 """Training parts of a language model; the metric is perplexity."""
 
 
-def digits() -> Training:
+def digits(*, num_hidden: int = 64) -> Training:
     return classifier(
         data=lambda folder: samples.grey_images(load_digits(), highest=16),
-        model=lambda: networks.small_cnn(side=8, num_pools=1, num_hidden=64),
+        model=lambda: networks.small_cnn(side=8, num_pools=1, num_hidden=num_hidden),
         optimizer=partial(adamw, rate_at_64=0.01),
     )
 

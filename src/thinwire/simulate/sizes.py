@@ -38,8 +38,9 @@ def _still(parameters: list[nn.Parameter]) -> Optimizer:
     optimizer = SGD.__new__(SGD)
     numbers = dict.fromkeys(("lr", "momentum", "dampening", "weight_decay"), 0.0)
     switches = dict.fromkeys(("nesterov", "maximize", "foreach", "differentiable", "fused"), False)
-    group = {"params": parameters, **numbers, **switches}
-    still = {"param_groups": [group], "defaults": {"lr": 0.0}, "state": {}, "step": lambda closure=None: None}
+    defaults = {**numbers, **switches}
+    group = {"params": parameters, **defaults}
+    still = {"param_groups": [group], "defaults": defaults, "state": {}, "step": lambda closure=None: None}
     optimizer.__dict__.update(still)
     return optimizer
 

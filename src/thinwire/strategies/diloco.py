@@ -99,7 +99,7 @@ class DiLoCo(LocalStrategy):
     def among(self) -> Everyone | OnePeer | Quorum:
         if self.quorum < 1:
             return Quorum(self.quorum, self.grace)
-        return OnePeer(self.interval) if self.gossip else Everyone(self.codec)
+        return OnePeer(self.interval) if self.gossip else Everyone()
 
     @property
     def on_cpu(self) -> bool:

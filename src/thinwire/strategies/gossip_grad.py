@@ -12,7 +12,7 @@ from thinwire.strategies.base import Bucket, Strategy
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
-from thinwire.strategies.gossip.state import GossipRound, GossipState, Runtime
+from thinwire.strategies.gossip.state import GossipRound, GossipRuntime, GossipState
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
@@ -75,7 +75,7 @@ class GossipGraD(Strategy):
         hint = "SGD and RMSprop with momentum, Adam, AdamW, NAdam, RAdam and Adamax keep some"
         possible = momenta > 0 or self.exchange == "weights"
         check(possible, "GossipGraD.exchange", rule, self.exchange, hint=hint)
-        runtime = Runtime(Schedule(self.topology, wire.world_size, self.rotate), chunks, momenta)
+        runtime = GossipRuntime(Schedule(self.topology, wire.world_size, self.rotate), chunks, momenta)
         if self.share == "auto":
             pick = Pick(_PAYLOADS[-1], chunks.count(FIRST_SHARE))
             runtime.agreement = Agreement(self._options(buckets, len(chunks), momenta))
@@ -83,7 +83,9 @@ class GossipGraD(Strategy):
             pick = Pick(self.payload, chunks.count(self.share))
         memory = RoundingMemory([], [])
         if pick.payload == "int8":
-            memory.references = [b.keep("reference", b.read(), on_resize="same") for b in buckets]
+            memory.references = [
+                b.keep("reference", b.read(), on_resize="same", of_parameters=True) for b in buckets
+            ]
             memory.errors = [b.keep("rounding error", b.read().zero_(), on_resize="reset") for b in buckets]
         state = GossipState(memory, pick.payload, pick.num_chunks)
         state.runtime = runtime

@@ -30,7 +30,7 @@ def check_types(strategy: object) -> None:
     cls = type(strategy)
     for field in fields(strategy):  # type: ignore[arg-type]  # a dataclass, like every strategy
         hint, value = hint_of(field, cls), getattr(strategy, field.name)
-        check(_fits(hint, value), f"{cls.__name__}.{field.name}", _choice_text(hint), value)
+        check(_fits(hint, value), f"{cls.__name__}.{field.name}", type_text(hint, in_python=True), value)
 
 
 def _fits(hint: Any, value: object) -> bool:
@@ -43,16 +43,6 @@ def _fits(hint: Any, value: object) -> bool:
         kind = numbers.Integral if hint is int else numbers.Real
         return isinstance(value, kind) and not isinstance(value, bool)
     return hint not in (bool, str, types.NoneType) or isinstance(value, hint)
-
-
-def _choice_text(hint: Any) -> str:
-    """The rule in the words of Python, where a choice has quotes."""
-    origin, options = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(option) for option in options)
-    if origin in (typing.Union, types.UnionType):
-        return " or ".join(_choice_text(option) for option in options)
-    return {bool: "True or False", types.NoneType: "None"}.get(hint, type_text(hint))
 
 
 def hint_of(field: Field[Any], cls: type) -> Any:
@@ -86,12 +76,16 @@ def parse_value(hint: Any, text: str) -> object:
     raise ValueError(text)
 
 
-def type_text(hint: Any) -> str:
+def type_text(hint: Any, *, in_python: bool = False) -> str:
+    """The rule for a value, as it is written on a command line or in Python, where a choice has quotes."""
     origin, options = typing.get_origin(hint), typing.get_args(hint)
+    if origin is Literal and in_python:
+        return "one of " + ", ".join(map(repr, options))
     if origin is Literal:
         words = [str(option) for option in options]
         return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(type_text(option) for option in options)
-    names = {**_SCALARS, bool: "true or false", types.NoneType: "none"}
-    return names.get(hint, "a value that only Python code can give")
+        return " or ".join(type_text(option, in_python=in_python) for option in options)
+    constants: dict[Any, str] = {bool: "True or False", types.NoneType: "None"}
+    text = (constants | _SCALARS).get(hint, "a value that only Python code can give")
+    return text.lower() if hint in constants and not in_python else text

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.compress.codec import Codec, Dense, Largest
+from thinwire.compress.codec import Codec, codec_of
 from thinwire.errors import check
-from thinwire.strategies.local.base import LocalStrategy, Outer
+from thinwire.strategies.base import Bucket
+from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
+from thinwire.strategies.local.budget import DECIDES_AT, BudgetTuner
+from thinwire.strategies.local.expected import MEASURED
 from thinwire.strategies.local.fragments import Fragments, check_fragments
 from thinwire.strategies.settings import check_types
+from thinwire.wire.wire import Wire
 
-MOST_SPARSE = 0.4
-"""Density from which on sending all numbers in one byte each is shorter."""
 FEW_WORKERS = 4
 
 
@@ -38,11 +40,19 @@ class Trickle(LocalStrategy):
     """Of the outer step: more for more workers, 0.5 up to four of them and 0.75 with more."""
     delay: int = 1
     """Steps that a fragment may take to come back; 0: training waits for it."""
+    budget: Literal["auto"] | None = None
+    """"auto": choose interval and density, of those whose accuracy is known, so that sending fits behind the
+    compute as the first steps measure it, and say what that is expected to cost."""
 
     def __post_init__(self) -> None:
         check_types(self)
         check_fragments("Trickle", self.interval, self.num_fragments, self.delay)
         check(0 < self.density <= 1, "Trickle.density", "above 0 and at most 1", self.density)
+        if self.budget == "auto":
+            usual = (self.interval, self.fragments, self.density) == (8, None, 0.03)
+            rule = "None where interval, fragments or density are given"
+            check(usual, "Trickle.budget", rule, self.budget)
+            check(self.delay == 1, "Trickle.delay", "1 with a budget", self.delay)
         valid = self.momentum == "auto" or 0 <= self.momentum < 1
         check(valid, "Trickle.momentum", "0 or more and below 1, or 'auto'", self.momentum)
 
@@ -52,7 +62,19 @@ class Trickle(LocalStrategy):
 
     @property
     def period(self) -> int:
-        return self.interval
+        return max(row.interval for row in MEASURED) if self.budget == "auto" else self.interval
+
+    @property
+    def adapts_in(self) -> int:
+        return DECIDES_AT + 1 if self.budget == "auto" else 0
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
+        state = LocalStrategy.init(self, buckets, wire)
+        if self.budget == "auto":
+            state.interval = self.interval
+            numels = [bucket.num_parameters for bucket in buckets]
+            state.tuner = BudgetTuner(numels, state.anchors[0].element_size())
+        return state
 
     @property
     def num_buckets(self) -> int:
@@ -60,7 +82,7 @@ class Trickle(LocalStrategy):
 
     @property
     def codec(self) -> Codec:
-        return Dense("int8") if self.density > MOST_SPARSE else Largest.of(self.density)
+        return codec_of(self.density)
 
     def outer_momentum(self, world_size: int) -> float:
         """The momentum for so many workers."""

@@ -102,7 +102,7 @@ Posts = defaultdict[tuple[int, int], list[_Post]]
 
 
 @dataclass(slots=True)
-class _Channel:
+class _LaneState:
     """The state that the workers of one lane share."""
 
     collectives: dict[int, _Collective] = field(default_factory=dict)
@@ -149,7 +149,7 @@ class LocalWorld:
         self.lock = threading.RLock()
         self.error: BaseException | None = None
         self.open: set[Work] = set()
-        self.channels: dict[tuple[str, tuple[int, ...]], _Channel] = {}
+        self.channels: dict[tuple[str, tuple[int, ...]], _LaneState] = {}
         self._everyone = tuple(range(world_size))
 
     def lane(self, rank: int) -> LocalLane:
@@ -179,7 +179,7 @@ class LocalLane:
         self.rank = rank if self.world_size == world.world_size else ranks.index(rank)
         self._world = world
         with world.lock:
-            self._channel = world.channels.setdefault((name, ranks), _Channel())
+            self._channel = world.channels.setdefault((name, ranks), _LaneState())
         self._name = name
         self._ranks = ranks
         self._check_alike(self.world_size == world.world_size, "collectives of some workers")

@@ -31,7 +31,7 @@ _HEADER = 3
 """Numbers in a header: sender (or goodbye), tag and bytes."""
 
 
-class Message(NamedTuple):
+class Received(NamedTuple):
     """A message that somebody sent here."""
 
     source: int
@@ -58,7 +58,7 @@ class Messenger:
         self._sending = threading.Lock()
         """Keeps headers and payloads in one order; nobody who is called back takes it."""
         self._like: Tensor | None = None
-        self._ready: deque[Message] = deque()
+        self._ready: deque[Received] = deque()
         """What has come for this worker."""
         self._news = Work()
         """Ends when something is ready, or listeners are to end."""
@@ -89,7 +89,7 @@ class Messenger:
         with self._lock:
             self._sent[to] += 1
         if to == self._lane.rank:
-            self._deliver(Message(to, tag, data.clone()))
+            self._deliver(Received(to, tag, data.clone()))
             return finished()
         header = torch.tensor([self._lane.rank, tag, data.nbytes])
         with self._sending:
@@ -105,6 +105,8 @@ class Messenger:
         if to == self._lane.rank:
             answer = Answer(like, Work())
             self._own_answers.setdefault(tag, deque()).append(answer)
+            if self._error is not None:
+                answer.work.fail(self._error)
             return answer
         data = torch.empty_like(like)
         return Answer(data, self._lane.exchange(recv=data, source=to, tag=ANSWERS + tag))
@@ -119,21 +121,21 @@ class Messenger:
 
     # -- listening --------------------------------------------------------------------------------
 
-    def listen(self, like: Tensor, *, holds: bool) -> AsyncIterator[Message]:
+    def listen(self, like: Tensor, *, holds: bool) -> AsyncIterator[Received]:
         self._like, self._holds = like, holds
         if self._open is None and self._lane.world_size > 1:
             self._open = Work()
             self._receive_header()
         return self._messages(like.device)
 
-    async def _messages(self, device: torch.device) -> AsyncIterator[Message]:
+    async def _messages(self, device: torch.device) -> AsyncIterator[Received]:
         while True:
             news = self._news  # before looking, so that nothing slips in between
             if self._error is not None:
                 raise self._error
             if self._ready:
                 source, tag, data = self._ready.popleft()
-                yield Message(source, tag, data.to(device))
+                yield Received(source, tag, data.to(device))
                 self.handled(source)
             elif self.pausing.done():
                 return
@@ -169,7 +171,7 @@ class Messenger:
         device = "meta" if like.is_meta else "cpu"
         data = torch.empty(num_bytes // like.element_size(), dtype=like.dtype, device=device)
         came = self._lane.exchange(recv=data, source=source, tag=PAYLOADS + tag)
-        came.when_done(lambda: self._payload_came(Message(source, tag, data), came))
+        came.when_done(lambda: self._payload_came(Received(source, tag, data), came))
 
     def release(self, source: int, tag: int) -> None:
         with self._lock:
@@ -187,12 +189,12 @@ class Messenger:
             for num_bytes in sizes:
                 self._receive_payload(source, tag, num_bytes)
 
-    def _payload_came(self, message: Message, work: Work) -> None:
+    def _payload_came(self, message: Received, work: Work) -> None:
         if not self._failed(work):
             self._meter.count(Traffic(received_bytes=self.num_bytes(message.data)))
             self._deliver(message)
 
-    def _deliver(self, message: Message) -> None:
+    def _deliver(self, message: Received) -> None:
         self._ready.append(message)
         self._wake()
 
@@ -201,6 +203,9 @@ class Messenger:
             return False
         self._error = work.error
         self._wake()
+        for answers in list(self._own_answers.values()):  # which nobody will give any more
+            for answer in list(answers):
+                answer.work.fail(work.error)
         return True
 
     def _wake(self) -> None:

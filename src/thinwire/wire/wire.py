@@ -10,7 +10,7 @@ from torch import Tensor
 from thinwire.errors import UsageError
 from thinwire.traffic import Op, Round, Traffic
 from thinwire.wire.base import Buffer, Lane, Peer
-from thinwire.wire.messages import Message, Messenger
+from thinwire.wire.messages import Messenger, Received
 from thinwire.wire.sequencer import Ranks, Sequencer, Ticket, group_of
 from thinwire.wire.work import Work
 
@@ -103,7 +103,7 @@ class Wire:
         to, source = self._base_rank(to), self._base_rank(source)
         return self._lane.exchange(send=send, to=to, recv=recv, source=source, tag=tag)
 
-    def listen(self, like: Tensor, *, holds: bool = False) -> AsyncIterator[Message]:
+    def listen(self, like: Tensor, *, holds: bool = False) -> AsyncIterator[Received]:
         """Receive what others `send` or `ask` here: `async for source, tag, data in wire.listen(like)`.
 
         Messages have the dtype and device of `like`, and any length. The loop ends when training pauses or

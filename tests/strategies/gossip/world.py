@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from tests.strategies.inline import make_core, waiting
-from thinwire.engine.driver import Inline
 from thinwire.strategies.base import Strategy
 from thinwire.strategies.stochastic_gradient_push import PushState
 from thinwire.traffic import Round

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from thinwire.compress.codec import Codec, Dense, Largest
-from thinwire.engine.driver import Inline
 from thinwire.engine.endpoint import Endpoint
 from thinwire.strategies.local.reduction import encoded_bytes, encoded_mean_
 from thinwire.wire.local import LocalWorld

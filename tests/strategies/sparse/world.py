@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.inline import Inline
 from tests.strategies.inline import make_core
-from thinwire.engine.driver import Inline
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
 from thinwire.wire.local import LocalWorld

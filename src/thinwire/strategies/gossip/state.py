@@ -36,7 +36,7 @@ class GossipRound:
 
 
 @dataclass(slots=True)
-class Runtime:
+class GossipRuntime:
     """What `init` finds out once, and is not saved."""
 
     schedule: Schedule
@@ -61,7 +61,7 @@ class GossipState:
     late_rounds: int = 0
     distance: float = field(default=0.0, metadata=SAME)
     """From the mean of all workers, relative to the model's size, as estimated from the last peers met."""
-    runtime: Runtime = field(init=False, repr=False)
+    runtime: GossipRuntime = field(init=False, repr=False)
     round: GossipRound | None = field(init=False, repr=False, default=None)
     ready: Work = field(init=False, repr=False, default_factory=Work)
     """Ends when `round` is that of the step being mixed."""

@@ -37,6 +37,8 @@ class Due(NamedTuple):
     velocity: Tensor | None
     residual: Tensor | None
     """Of its beginning, the large parameters, where changes are encoded."""
+    codec: Codec | None = None
+    """How changes look on the wire; None: as they are."""
 
 
 class Among(Protocol):
@@ -53,9 +55,6 @@ class Among(Protocol):
 class Everyone:
     """The mean over all workers, the same bits on all; small tensors travel as they are."""
 
-    codec: Codec | None = None
-    """How changes look on the wire; None: as they are."""
-
     def weigh(self, progress: Progress | None, wire: Wire) -> Weight:
         return Weight(1.0) if progress is None else progress.agree(wire)
 
@@ -68,8 +67,8 @@ class Everyone:
         border = 0 if part.residual is None else part.residual.numel()
         if border < moved.numel():
             await mean_(moved[border:], wire)
-        if self.codec is not None and part.residual is not None and border:
-            await encoded_mean_(moved[:border], part.residual, self.codec, wire)
+        if part.codec is not None and part.residual is not None and border:
+            await encoded_mean_(moved[:border], part.residual, part.codec, wire)
         if sampled:
             state.note_distance(own - _square(moved), _square(part.anchor))
         state.outer.step_(part.anchor, moved, part.velocity)

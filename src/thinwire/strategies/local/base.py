@@ -22,7 +22,7 @@ from thinwire.strategies.local.among import Among, Due, Everyone
 from thinwire.strategies.local.fragments import Fragments, Span
 from thinwire.strategies.local.progress import Progress
 from thinwire.strategies.local.quorum import Rounds
-from thinwire.strategies.local.tuner import IntervalTuner
+from thinwire.strategies.local.tuner import Tuner
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import in_background, training_thread
@@ -60,13 +60,17 @@ class LocalState:
     """The step from which these intervals are counted."""
     distance: float = 0.0
     """How far this worker was from the mean when parts were last synchronized, relative to their size."""
+    chosen: int = field(default=-1, metadata=SAME)
+    """Which of the measured settings a budget has chosen; -1: none yet."""
+    codec: Codec | None = field(init=False, repr=False, default=None)
+    """How changes look on the wire; None: as they are."""
     outer: Outer = field(init=False, repr=False)
     progress: Progress | None = None
     """Where workers count by their samples."""
     fragments: Fragments = field(init=False, repr=False)
     rounds: Rounds = field(init=False, repr=False)
     """Where late workers are not waited for."""
-    tuner: IntervalTuner | None = field(init=False, repr=False, default=None)
+    tuner: Tuner | None = field(init=False, repr=False, default=None)
 
     def due(self, bucket: Bucket) -> list[Span]:
         """The parts of a bucket to synchronize now."""
@@ -120,7 +124,7 @@ class LocalStrategy(Strategy):
     @property
     def among(self) -> Among:
         """Among whom changes are shared."""
-        return Everyone(self.codec)
+        return Everyone()
 
     @property
     def merge(self) -> Merge:
@@ -137,7 +141,7 @@ class LocalStrategy(Strategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         check_real(buckets, type(self).__name__)
         outer = self.outer(wire.world_size)
-        anchors = [self._leaf(bucket, "anchor", "same") for bucket in buckets]
+        anchors = [self._leaf(bucket, "anchor", "same", of_parameters=True) for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())
         velocities, residuals = list[Tensor](), list[Tensor]()
@@ -146,16 +150,23 @@ class LocalStrategy(Strategy):
         if self.codec is not None:
             residuals = [self._leaf(bucket, "residual", "sum", "large") for bucket in buckets]
         state = LocalState(anchors, velocities, residuals, self.period)
-        state.outer = outer
+        state.outer, state.codec = outer, self.codec
         state.fragments = self.cut([bucket.num_parameters for bucket in buckets])
         if self.merge == "samples":
             state.progress = Progress([0.0] * self.period)
         return state
 
-    def _leaf(self, bucket: Bucket, name: str, on_resize: OnResize, part: Part = "all") -> Tensor:
-        data = bucket.zeros(name, on_resize=on_resize, part=part)
+    def _leaf(
+        self,
+        bucket: Bucket,
+        name: str,
+        on_resize: OnResize,
+        part: Part = "all",
+        of_parameters: bool = False,
+    ) -> Tensor:
+        data = bucket.zeros(name, on_resize=on_resize, part=part, of_parameters=of_parameters)
         if self.on_cpu and not data.is_meta:
-            data = bucket.keep(name, data.cpu(), on_resize=on_resize)
+            data = bucket.keep(name, data.cpu(), on_resize=on_resize, of_parameters=of_parameters)
         return data
 
     async def mix(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
@@ -163,28 +174,31 @@ class LocalStrategy(Strategy):
             return
         if state.progress is not None:
             state.progress.count(bucket, (bucket.step - state.origin) % state.interval)
+        if state.tuner is not None:
+            await state.tuner.before(bucket, state, wire)
         spans = state.due(bucket)
         if not spans:
             return
         if state.tuner is not None:
             await state.tuner.begin(bucket, state, wire)
         weight = self.among.weigh(state.progress, wire)
-        step, now = bucket.step, check_finite(bucket.read(), bucket)
+        step, codec, now = bucket.step, state.codec, check_finite(bucket.read(), bucket)
         if self.delay:
             await in_background(due=self.delay)
         kept = now.cpu() if self.on_cpu and not now.is_meta else now
         target = kept.clone()
         scale = await weight.scale(wire.world_size)
         for start, stop in spans:
-            part = state.part(bucket, (start, stop), step, kept, scale)
+            part = state.part(bucket, (start, stop), step, kept, scale)._replace(codec=codec)
             target[start:stop] = await self.among.meet(part, state, wire)
-        await training_thread()
+        shared_s = wire.now()
+        waited_s = await training_thread()
         if self.delay:
             bucket.add_(target.sub_(kept).to(now.device))  # what was changed meanwhile stays
         else:
             bucket.write_(target.to(now.device))
         if state.tuner is not None:
-            state.tuner.end(bucket, wire.now())
+            state.tuner.end(bucket, step, shared_s, waited_s)
 
     def instruments(self, state: LocalState) -> Mapping[str, float]:
         return {"interval": state.interval, "consensus_distance": state.distance}

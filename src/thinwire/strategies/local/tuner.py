@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -29,6 +29,19 @@ DEAD_BAND = 0.2
 _log = logging.getLogger("thinwire")
 
 
+class Tuner(Protocol):
+    """What measures a worker's steps and messages, and changes the state when all workers have agreed."""
+
+    async def before(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
+        """Called for every bucket in every step, before anything of it is looked at."""
+
+    async def begin(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
+        """A bucket is about to be shared."""
+
+    def end(self, bucket: Bucket, step: int, now_s: float, waited_s: float) -> None:
+        """What a bucket began to share in a step was there at that time; training waited so long for it."""
+
+
 @dataclass(slots=True)
 class IntervalTuner:
     """Times the reductions and steps of one worker, and agrees with the others on what follows from them."""
@@ -42,6 +55,9 @@ class IntervalTuner:
     _ended: tuple[int, float] | None = None
     """Step and time of the end of the last reduction."""
     _left: int = 0
+
+    async def before(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
+        """Intervals change where a reduction begins."""
 
     async def begin(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:
         """A bucket is about to be reduced; with the first one, agree on the interval from now on."""
@@ -64,12 +80,11 @@ class IntervalTuner:
             state.interval, state.origin = interval, bucket.step
         self._began_s = wire.now()
 
-    def end(self, bucket: Bucket, now_s: float) -> None:
-        """A bucket is reduced."""
+    def end(self, bucket: Bucket, step: int, now_s: float, waited_s: float) -> None:
         self._left -= 1
         if self._left == 0:
             self._reductions.append(now_s - self._began_s)
-            self._ended = bucket.step, now_s
+            self._ended = step, now_s
 
 
 def agree(measured: Sequence[Sequence[float]], share: float) -> int:

@@ -16,7 +16,7 @@ from thinwire.strategies.settings import check_types
 from thinwire.strategies.sparse.cost_probe import PROBES, CostProbe
 from thinwire.strategies.sparse.plan import MessageFormat, MessagePlan
 from thinwire.strategies.sparse.reduction import Message, Reduction
-from thinwire.strategies.sparse.state import Runtime, SparseState
+from thinwire.strategies.sparse.state import SparseRuntime, SparseState
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import in_background
 
@@ -112,7 +112,8 @@ class SparseStrategy(Strategy):
             kept_capacities=[0] * len(buckets),
             kept_counts=[0] * len(buckets),
         )
-        state.runtime = Runtime(buckets, plan, CostProbe(sum(bucket.gradient.nbytes for bucket in buckets)))
+        probe = CostProbe(sum(bucket.gradient.nbytes for bucket in buckets))
+        state.runtime = SparseRuntime(buckets, plan, probe)
         if self.clip_norm is not None:
             state.runtime.clip = LocalClip(self.clip_norm, len(buckets))
         if self.momentum:

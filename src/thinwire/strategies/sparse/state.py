@@ -16,7 +16,7 @@ from thinwire.strategies.sparse.reduction import Message
 
 
 @dataclass(slots=True)
-class Runtime:
+class SparseRuntime:
     """What is made anew at every start, and not saved."""
 
     buckets: Sequence[Bucket]
@@ -52,7 +52,7 @@ class SparseState:
     """Indices applied in the last step, each bucket padded to its capacity; empty where nobody asks."""
     kept_capacities: list[int] = field(metadata=SAME)
     kept_counts: list[int] = field(metadata=SAME)
-    runtime: Runtime = field(init=False, repr=False)
+    runtime: SparseRuntime = field(init=False, repr=False)
 
     def scale_for_rate_(self, bucket: int) -> None:
         """Scale a residual so that it is applied with the learning rate of its step."""

@@ -1,0 +1,270 @@
+"""AutoStrategy: exact SGD while it measures, then what the planner recommends, reconsidered at intervals."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+import torch
+
+from thinwire.errors import check
+from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
+from thinwire.planner.accuracy import expected
+from thinwire.planner.cluster import Cluster, ClusterHost
+from thinwire.planner.predict import Planner
+from thinwire.planner.workload import FORWARD_SHARE, Workload
+from thinwire.strategies import registry
+from thinwire.strategies.base import SAME, Bucket, Strategy, overrides
+from thinwire.strategies.settings import check_types
+from thinwire.strategies.sparse.state import SparseState
+from thinwire.units import as_rate, as_seconds
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work, training_thread
+
+OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "gtopk")
+"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate, and no two
+of them keep state of the same name."""
+LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
+"""Numbers that are sent to measure the wire: a part of the model's, within bounds."""
+EQUAL = 0.05
+"""Speeds that differ by less than this share count as equal."""
+WRONG = 1.1
+"""A pick is taken back if its steps take so many times those of the one before."""
+CHANGED = 2.0
+"""Another bandwidth by this factor: what was found to be wrong may be right now."""
+
+_log = logging.getLogger("thinwire")
+
+
+@dataclass(slots=True)
+class _Timer:
+    """What one worker sees of its steps between two considerations."""
+
+    began_s: float | None = None
+    """When the last step had been made."""
+    compute_s: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+
+    def full(self, now_s: float) -> None:
+        """The last bucket of a step is full: computing has ended."""
+        if self.began_s is not None:
+            self.compute_s.append(now_s - self.began_s)
+
+    def stepped(self, now_s: float) -> None:
+        if self.began_s is not None:
+            self.step_s.append(now_s - self.began_s)
+        self.began_s = now_s
+
+    def read(self) -> tuple[float, float]:
+        """Medians of computing and of whole steps, and begin anew."""
+        compute_s, step_s = (median(each) if each else 0.0 for each in (self.compute_s, self.step_s))
+        self.compute_s, self.step_s, self.began_s = [], [], None
+        return compute_s, step_s
+
+
+@dataclass(slots=True)
+class AutoState:
+    """One worker's state; lists are in the order of `OPTIONS`."""
+
+    states: list[Any]
+    """The state of each option; they are kept while another is used."""
+    pick: int = field(default=0, metadata=SAME)
+    before: int = field(default=0, metadata=SAME)
+    """The pick before this one."""
+    flushing: bool = field(default=False, metadata=SAME)
+    """Whether the next gradients take leftover residuals with them, exactly."""
+    banned: list[bool] = field(default_factory=lambda: [False] * len(OPTIONS), metadata=SAME)
+    """Options that turned out to be slower than predicted on a wire like this."""
+    steps_s: list[float] = field(default_factory=lambda: [0.0] * len(OPTIONS), metadata=SAME)
+    """Seconds of a step as last measured; 0: not yet."""
+    bit_per_s: float = field(default=0.0, metadata=SAME)
+    switches: int = field(default=0, metadata=SAME)
+    timer: _Timer = field(default_factory=_Timer, init=False, repr=False)
+    buckets: Sequence[Bucket] = field(default=(), init=False, repr=False)
+    ready: Work = field(default_factory=Work, init=False, repr=False)
+    leaving: int | None = field(default=None, init=False, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AutoStrategy(Strategy):
+    """Measure the first steps, ask the planner, and use the fastest strategy within an accuracy budget.
+
+    All workers take the slowest measurement of all, and the pick of the first. On leaving a strategy whose
+    workers differ, all take the mean of their parameters; on leaving one with residuals, these go with the
+    next gradients, exactly. So nothing is lost on a switch.
+    """
+
+    accuracy_budget: float = 0.5
+    """Points of accuracy that may be lost, by the planner's table of measured trainings."""
+    measure_steps: int = 8
+    """Steps of exact SGD before the first pick."""
+    reconsider_every: int = 50
+    """Steps between two considerations after that."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        name = "AutoStrategy"
+        check(self.accuracy_budget >= 0, f"{name}.accuracy_budget", "0 or more points", self.accuracy_budget)
+        check(self.measure_steps >= 4, f"{name}.measure_steps", "4 or more steps", self.measure_steps)
+        check(
+            self.reconsider_every >= 4, f"{name}.reconsider_every", "4 or more steps", self.reconsider_every
+        )
+
+    @property
+    def period(self) -> int:
+        return self.reconsider_every
+
+    @property
+    def adapts_in(self) -> int:
+        return self.measure_steps + 1
+
+    def init(self, buckets: Sequence[Bucket], wire: Wire) -> AutoState:
+        state = AutoState([option.init(buckets, wire) for option in _options()])
+        state.buckets = buckets
+        return state
+
+    async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
+        if bucket.index == len(state.buckets) - 1:
+            state.timer.full(wire.now())
+        option = _options()[state.pick]
+        if state.flushing and wire.world_size > 1:
+            residual = _residuals(state)[bucket.index]
+            bucket.gradient[: bucket.exact_from].add_(residual)
+            residual.zero_()
+            option = _options()[0]
+        if overrides(option, "reduce"):
+            await option.reduce(bucket, state.states[_options().index(option)], wire)
+
+    async def mix(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
+        if wire.world_size == 1:
+            return
+        if bucket.index == 0:
+            state.ready = Work()
+            state.flushing, state.leaving = False, None
+            state.timer.stepped(wire.now())
+            after = bucket.step - self.measure_steps
+            if after >= 0 and after % self.reconsider_every == 0:
+                await self._consider(state, wire)
+            state.ready.finish()
+        await state.ready
+        left = None if state.leaving is None else _options()[state.leaving]
+        if left is not None and overrides(left, "mix"):
+            mean = bucket.read()
+            await wire.all_reduce_(mean)
+            await training_thread()
+            bucket.write_(mean.div_(wire.world_size))
+        option = _options()[state.pick]
+        if overrides(option, "mix"):
+            await option.mix(bucket, state.states[state.pick], wire)
+
+    # -- choosing -----------------------------------------------------------------------------------
+
+    async def _consider(self, state: AutoState, wire: Wire) -> None:
+        """Measure, agree, and change the pick if another is better."""
+        compute_s, step_s = state.timer.read()
+        hop_s, bit_per_s = await _probe(state.buckets, wire)
+        own = torch.tensor([compute_s, step_s, hop_s, 1 / bit_per_s], dtype=torch.float64)
+        everyones = own.new_empty(wire.world_size * own.numel())
+        await wire.all_gather(own, everyones)
+        worst = everyones.view(wire.world_size, -1).amax(0).tolist()
+        picked = torch.tensor([float(self._choose(state, wire, worst))], dtype=torch.float64)
+        await wire.broadcast_(picked, source=0)
+        self._switch(state, int(picked), tell=wire.rank == 0)
+
+    def _choose(self, state: AutoState, wire: Wire, worst: Sequence[float]) -> int:
+        compute_s, step_s, hop_s, s_per_bit = worst
+        bit_per_s = min(max(1 / s_per_bit, LOWEST_BIT_PER_S), HIGHEST_BIT_PER_S)
+        if state.bit_per_s and not 1 / CHANGED < bit_per_s / state.bit_per_s < CHANGED:
+            state.banned = [False] * len(OPTIONS)
+            state.steps_s = [0.0] * len(OPTIONS)
+        state.bit_per_s, state.steps_s[state.pick] = bit_per_s, step_s
+        earlier_s = state.steps_s[state.before]
+        if state.pick != state.before and earlier_s and step_s > WRONG * earlier_s:
+            state.banned[state.pick] = state.pick != 0  # exact SGD is always there to go back to
+            return state.before
+        if compute_s <= 0:
+            return state.pick
+        return self._fastest(state, wire.world_size, compute_s, hop_s)
+
+    def _fastest(self, state: AutoState, world_size: int, compute_s: float, hop_s: float) -> int:
+        """By the planner, among the options within the budget; the pick stays if none is clearly better."""
+        planner = Planner(
+            Workload(
+                name="this training",
+                shapes=tuple((bucket.num_parameters,) for bucket in reversed(state.buckets)),
+                forward_s=compute_s * FORWARD_SHARE,
+                backward_s=compute_s * (1 - FORWARD_SHARE),
+            ),
+            Cluster(hosts=(ClusterHost(name="worker", rate_bit_per_s=state.bit_per_s),), latency_s=hop_s),
+        )
+        times = {
+            index: planner.play(option, world_size).step_s
+            for index, option in enumerate(_options())
+            if not state.banned[index] and self._allowed(OPTIONS[index], option, world_size)
+        }
+        best = min(times, key=lambda index: times[index])
+        # exact SGD wins among equals, and so does what is used already
+        for index in (0, state.pick):
+            if index in times and times[index] <= (1 + EQUAL) * times[best]:
+                return index
+        return best
+
+    def _allowed(self, text: str, option: Strategy, world_size: int) -> bool:
+        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size)
+        return loss is not None and loss.loss <= self.accuracy_budget
+
+    def _switch(self, state: AutoState, pick: int, *, tell: bool) -> None:
+        if pick == state.pick:
+            return
+        state.leaving, state.before, state.pick = state.pick, state.pick, pick
+        state.flushing = isinstance(state.states[state.leaving], SparseState)
+        state.switches += 1
+        if tell:
+            _log.warning(
+                "AutoStrategy: %s instead of %s from here on: the wire carries %s, and %s took %s per step",
+                OPTIONS[pick],
+                OPTIONS[state.leaving],
+                as_rate(float(f"{state.bit_per_s:.3g}")),
+                OPTIONS[state.leaving],
+                as_seconds(state.steps_s[state.leaving]),
+            )
+
+    async def settle(self, buckets: Sequence[Bucket], state: AutoState, wire: Wire) -> None:
+        option = _options()[state.pick]
+        if overrides(option, "settle"):
+            await option.settle(buckets, state.states[state.pick], wire)
+        state.timer.began_s = None
+
+    def instruments(self, state: AutoState) -> Mapping[str, float]:
+        return {"pick": state.pick, "switches": state.switches, "megabit_per_s": state.bit_per_s / 1e6}
+
+
+_made: list[Strategy] = []
+
+
+def _options() -> list[Strategy]:
+    """The options, made once."""
+    if not _made:
+        _made.extend(registry.from_text(text) for text in OPTIONS)
+    return _made
+
+
+def _residuals(state: AutoState) -> list[torch.Tensor]:
+    return next(each.residuals for each in state.states if isinstance(each, SparseState))
+
+
+async def _probe(buckets: Sequence[Bucket], wire: Wire) -> tuple[float, float]:
+    """Seconds of one hop of a collective, and bits per second while all send."""
+    like, hops = buckets[0].gradient, 2 * (wire.world_size - 1)
+    numbers = sum(bucket.num_parameters for bucket in buckets) * PROBE_SHARE
+    few, many = like.new_zeros(8), like.new_zeros(int(min(max(numbers, LEAST_PROBE), MOST_PROBE)))
+    taken_s = []
+    for data in (few, few, many):  # the first also waits for workers that are late
+        began_s = wire.now()
+        await wire.all_reduce_(data)
+        taken_s.append(max(wire.now() - began_s, 1e-7))
+    sending_s = max(taken_s[2] - taken_s[1], 0.1 * taken_s[2])
+    return taken_s[1] / hops, 8 * hops / wire.world_size * many.nbytes / sending_s

@@ -1,0 +1,1 @@
+"""Published results as data, beside what the planner says of them."""

@@ -1,0 +1,187 @@
+"""Pages and plots of the planner's results: a proposal with its scaling plot, predicted against measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from thinwire.errors import DataError
+from thinwire.report import drawing
+from thinwire.report.drawing import COLOURS, INK, Plot
+from thinwire.report.page import STYLE, save, section
+from thinwire.report.tables import Html, tag
+from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds
+
+MOST_LINES = 6
+
+
+def scaling_plot(plan: Mapping[str, Any]) -> Plot:
+    """Speed-up against workers of the recommended strategy, exact SGD and others, and the ideal line."""
+    about = f"{plan['workload']['name']}, predicted"
+    plot = drawing.new_plot("scaling", "Speed-up over one machine", about, "the thin line is the ideal")
+    predictions = [p for p in plan["predictions"] if p["strategy"] != "silent"]
+    counts = sorted({p["workers"] for p in predictions})
+    chosen = plan["recommendation"]["strategy"]
+    first = [name for name in (chosen, "all-reduce") if name]
+    names = list(dict.fromkeys([*first, *(p["strategy"] for p in predictions)]))[:MOST_LINES]
+    looks = drawing.looks_of([(name, "ours") for name in names])
+    ends = []
+    for name in names:
+        line = sorted((p for p in predictions if p["strategy"] == name), key=lambda p: p["workers"])
+        xs = [counts.index(p["workers"]) for p in line]
+        ys, look = [p["speedup"] for p in line], looks[name]
+        low, high = ([p["speedup"] * p["step_s"] / p[key] for p in line] for key in ("high_s", "low_s"))
+        plot.axes.fill_between(xs, low, high, color=look.colour, alpha=0.15, linewidth=0)
+        plot.axes.plot(xs, ys, color=look.colour, marker=look.marker, linewidth=look.width, markersize=4)
+        ends.append((ys[-1], name, look.colour))
+    plot.axes.plot(range(len(counts)), counts, color=INK, linewidth=0.9)
+    plot.axes.set_xticks(range(len(counts)), [f"{n:,}" for n in counts])
+    plot.axes.set_yscale("log", base=2)
+    plot.axes.yaxis.set_major_formatter(lambda times, _: f"{times:g}x")
+    plot.axes.set_xlabel("workers")
+    plot.axes.grid(axis="y")
+    drawing.end_labels(plot.axes, ends)
+    return plot
+
+
+def against_plot(compared: Sequence[Mapping[str, Any]]) -> Plot:
+    """Predicted against measured seconds, one dot for each strategy in each cell."""
+    caption = "on the line, the prediction is right; open dots: the processor was the limit"
+    plot = drawing.new_plot("against", "Predicted and measured seconds per step", "lab", caption)
+    names = list(dict.fromkeys(each["strategy"] for each in compared))
+    looks = drawing.looks_of([(name, "ours") for name in names])
+    for each in compared:
+        look, full = looks[each["strategy"]], each["processor_full"]
+        [dot] = plot.axes.plot(
+            [each["measured_s"]],
+            [each["predicted_s"]],
+            color=look.colour,
+            marker="o",
+            markersize=4,
+            fillstyle="none" if full else "full",
+        )
+        where = f"{each['strategy']}, {each['workers']} workers, {each['rate']}"
+        plot.tip(dot, f"{where}: {each['predicted_s']:.3f} s, measured {each['measured_s']:.3f} s")
+    low = min(min(each["measured_s"], each["predicted_s"]) for each in compared) / 1.2
+    high = max(max(each["measured_s"], each["predicted_s"]) for each in compared) * 1.2
+    plot.axes.plot([low, high], [low, high], color=INK, linewidth=0.9)
+    plot.axes.fill_between(
+        [low, high], [0.85 * low, 0.85 * high], [1.15 * low, 1.15 * high], color=INK, alpha=0.1, linewidth=0
+    )
+    plot.axes.set_xscale("log")
+    plot.axes.set_yscale("log")
+    plot.axes.set_xlabel("measured seconds per step")
+    plot.axes.set_ylabel("predicted")
+    plot.axes.grid()
+    return plot
+
+
+def write_plot(plot: Plot, folder: Path) -> Path:
+    """Save a plot as SVG and PNG; gives the PNG."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(plot, folder)
+    return folder / f"{plot.name}.png"
+
+
+def write_proposal(plan: Mapping[str, Any], path: Path) -> Path:
+    """Write the page that an application for computing time asks for: what, how much, how well it scales."""
+    with drawing.style():
+        plot = scaling_plot(plan)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            drawn = save(plot, path.parent)
+            path.write_text(_page(plan, drawn), encoding="utf-8")
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror}") from error
+    return path
+
+
+def _page(plan: Mapping[str, Any], drawn: Html) -> Html:
+    light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
+    style = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
+    work, chosen = plan["workload"], plan["recommendation"]
+    title = f"Scaling of {work['name']}"
+    head = tag(
+        "head",
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title),
+        tag("style", Html(style + STYLE.read_text(encoding="utf-8"))),
+    )
+    top = tag(
+        "header",
+        tag("p", "thinwire plan", class_="eyebrow"),
+        tag("h1", title),
+        tag("p", chosen["reason"], class_="verdict"),
+    )
+    body = tag(
+        "body",
+        tag(
+            "main",
+            top,
+            section("What is trained, and on what", tag("dl", *_facts(plan)), name="work"),
+            section("Scaling", tag("figure", drawn), _table(plan), name="scaling"),
+            section("How sure this is", *_caveats(plan), name="sure"),
+        ),
+    )
+    return Html("<!doctype html>\n" + tag("html", head, body, lang="en") + "\n")
+
+
+def _facts(plan: Mapping[str, Any]) -> list[Html]:
+    work, cluster = plan["workload"], plan["cluster"]
+    rates = sorted({host["rate_bit_per_s"] for host in cluster["hosts"]})
+    facts = {
+        "model": f"{work['num_params']:,} parameters",
+        "computing per step and worker": as_seconds(work["compute_s"]),
+        "network": f"{rates[0] / 1e6:,.0f} to {rates[-1] / 1e6:,.0f} Mbit/s per host, latency "
+        f"{as_seconds(cluster['latency_s'])}",
+        "known from": cluster["measured"] or "what was stated; not measured",
+        "recommended": chosen if (chosen := plan["recommendation"]["strategy"]) else "one machine",
+    }
+    return [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()]
+
+
+def _table(plan: Mapping[str, Any]) -> Html:
+    chosen = plan["recommendation"]["strategy"] or "all-reduce"
+    names = list(dict.fromkeys([chosen, "all-reduce"]))
+    head = tag("tr", *(tag("th", word) for word in _COLUMNS))
+    rows = [
+        tag("tr", *(tag("td", cell) for cell in _cells(p)))
+        for name in names
+        for p in plan["predictions"]
+        if p["strategy"] == name
+    ]
+    return tag("table", tag("thead", head), tag("tbody", *rows))
+
+
+_COLUMNS = (
+    "strategy",
+    "workers",
+    "seconds per step",
+    "efficiency",
+    "speed-up",
+    "sent per step",
+    "points lost",
+)
+
+
+def _cells(p: Mapping[str, Any]) -> list[str]:
+    between = f"{p['step_s']:.3g} ({p['low_s']:.3g} to {p['high_s']:.3g})"
+    loss = "not measured" if p["loss"] is None else f"{p['loss']['loss']:.1f}"
+    speeds = [as_percent(round(p["efficiency"], 2)), as_ratio(p["speedup"])]
+    return [p["strategy"], f"{p['workers']:,}", between, *speeds, as_bytes(p["sent_bytes"]), loss]
+
+
+def _caveats(plan: Mapping[str, Any]) -> list[Html]:
+    spread = as_percent(plan["cluster"]["spread"])
+    chosen = plan["recommendation"]
+    bases = {
+        p["loss"]["basis"] for p in plan["predictions"] if p["strategy"] == chosen["strategy"] and p["loss"]
+    }
+    return [
+        tag("p", f"Rates and times may be off by {spread}; intervals in the table are that wide."),
+        tag("p", "Predicted on a virtual clock that plays every message; each worker keeps its own batch."),
+        *(tag("p", f"Accuracy: {basis}.") for basis in sorted(bases)),
+        *(tag("p", f"Passed over: {words}.") for words in chosen["passed_over"]),
+    ]

@@ -1,0 +1,62 @@
+"""A script is measured as it is; one that fails or never steps is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from thinwire.errors import SettingError, UsageError
+from thinwire.planner.script import measure_script
+
+TRAIN = """
+import time, torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.ReLU(), torch.nn.Linear(128, 10))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    optimizer.zero_grad()
+    time.sleep(0.01)  # of forward
+    loss = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
+    time.sleep(0.02)  # of the rest
+    optimizer.step()
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    (folder / "train.py").write_text(text)
+    return str(folder / "train.py")
+
+
+def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
+    found = measure_script([written(tmp_path, TRAIN)])
+    assert found.name == "train.py"
+    assert found.shapes == ((128, 64), (128,), (10, 128), (10,))
+    assert found.forward_s >= 0.01
+    assert found.backward_s >= 0.02
+    assert found.compute_s < 5
+    assert found.shares is not None
+    assert len(found.shares) == 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("raise ValueError('no data')", "failed with exit code 1 before it could be timed.*no data"),
+        ("print('done')", "nothing to time|ended before it could be timed"),
+        ("import sys; sys.exit(3)", "failed with exit code 3"),
+    ],
+)
+def test_a_script_that_does_not_train_is_named(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        measure_script([written(tmp_path, text)])
+
+
+def test_a_script_that_never_steps_ends(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="did not make enough optimizer steps"):
+        measure_script([written(tmp_path, "import time; time.sleep(60)")], limit_s=4)
+
+
+def test_no_script() -> None:
+    with pytest.raises(SettingError, match="script must be a file"):
+        measure_script(["nowhere.py"])
