@@ -10,7 +10,10 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thinwire.engine.sparse_rows import sparse_parameters
+from thinwire.engine.strips import check_elementwise
 from thinwire.errors import SettingError, UsageError, check
+from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.base import Strategy
 
 # By name: importing them only to compare would cost every user a second at the start.
@@ -94,6 +97,21 @@ def describe_optimizer(optimizer: Optimizer) -> str:
     """An optimizer as a line that must be the same on all workers."""
     rates = [f"{float(group['lr']):g}" for group in optimizer.param_groups if "lr" in group]
     return f"{type(optimizer).__name__} with learning rate {', '.join(rates) or 'unknown'}"
+
+
+def check_sharded(model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
+    """Refuse by name what cannot be updated strip by strip."""
+    check_elementwise(optimizers)
+    if not isinstance(strategy, AllReduce) or strategy.overlap == "forward":
+        raise SettingError(
+            f"sharded=True needs AllReduce() with overlap 'backward' or 'none', got {strategy!r}",
+            hint="other strategies need all gradients, or change parameters, on every worker",
+        )
+    if names := sorted(sparse_parameters(model)):
+        raise SettingError(
+            f"sharded=True cannot cut sparse gradients, as {names[0]} has",
+            hint="make the embedding with sparse=False",
+        )
 
 
 def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy: Strategy) -> None:

@@ -271,12 +271,10 @@ class ParameterBucket:
         grads, views = self._present(own)
         _copy_(grads, views)
         if len(grads) < len(own):
-            used_somewhere = (self._used != 0).tolist()
+            used_somewhere = self.used_somewhere()
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
                 if parameter.grad is None and used:
-                    parameter.grad = _as_gradient(
-                        parameter, view.clone(memory_format=torch.contiguous_format)
-                    )
+                    parameter.grad = as_gradient(parameter, view.clone(memory_format=torch.contiguous_format))
 
     @torch.no_grad()
     def lend_(self) -> None:
@@ -284,10 +282,10 @@ class ParameterBucket:
         if self.gradient.is_meta:
             return
         self.divide_()
-        used_somewhere = (self._used != 0).tolist()
+        used_somewhere = self.used_somewhere()
         try:
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
-                parameter.grad = _as_gradient(parameter, view) if used else None
+                parameter.grad = as_gradient(parameter, view) if used else None
         except RuntimeError:  # torch refuses gradients of another kind than their parameter
             self.check_kind()
             raise
@@ -299,6 +297,15 @@ class ParameterBucket:
             None if hidden or local(p) is not p else v
             for p, v in zip(self.parameters, self._views, strict=True)
         ]
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """The gradients of `gradient`, and its tail."""
+        return self._gradients, self._tail
+
+    def used_somewhere(self) -> list[bool]:
+        """After a reduction: by parameter, whether any worker used it in this step."""
+        used: list[bool] = (self._used != 0).tolist()
+        return used
 
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
@@ -339,7 +346,7 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def _as_gradient(parameter: Tensor, part: Tensor) -> Tensor:
+def as_gradient(parameter: Tensor, part: Tensor) -> Tensor:
     """A gradient with this local part."""
     if local(parameter) is parameter:
         return part

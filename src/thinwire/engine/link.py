@@ -18,10 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from thinwire.elastic.sampler import ElasticSampler
 from thinwire.engine import state
 from thinwire.engine.arguments import linked
+from thinwire.engine.buckets import local
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
@@ -31,6 +33,8 @@ from thinwire.engine.parts import Part
 from thinwire.engine.regroup import Place, Regrouper
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.scaled_steps import ScaledSteps
+from thinwire.engine.sharded_reducer import ShardedReducer
+from thinwire.engine.split_state import SplitReplica, join_local, pieces_state
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
 from thinwire.engine.steps import Step, each_epoch, each_step
@@ -118,7 +122,10 @@ class Link:
         sent = [*(p for bucket in self._core.buckets for p in bucket.parameters)]
         sent += [rows.parameter for rows in self._core.rows]
         self._parameters = {id(p): p for p in sent}
-        self._watch = ParameterWatch(self._model, self._core.buckets, self._parameters.keys())
+        reducer = self._core.reducer
+        owned = [piece.parameter for piece in reducer.pieces] if isinstance(reducer, ShardedReducer) else []
+        held = {id(p) for p in (*sent, *owned)}  # what the optimizers may hold
+        self._watch = ParameterWatch(self._model, self._core.buckets, held)
         if overrides(self.strategy, "reduce"):
             self._core.reducer.hooks.check = self._begin_pass
             self._core.reducer.hook()
@@ -130,6 +137,11 @@ class Link:
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
         return any(group.ranks is not None for group in self._core.groups)
+
+    @property
+    def sharded(self) -> bool:
+        """Whether each worker updates, and keeps optimizer state of, a strip of the parameters only."""
+        return self._core.sharded
 
     @property
     def steps(self) -> int:
@@ -217,6 +229,8 @@ class Link:
         without it they have been already. `move`, if values of parameters change too, does the same to copies
         of parameters that the strategy keeps, given by name and before they shrink.
         """
+        if self.sharded:
+            raise UsageError("sharded=True has no reshape", hint="detach, cut the model, and attach again")
         self.synchronize()
         saved = self._core.state_dict()
         for name in {
@@ -291,6 +305,11 @@ class Link:
         if self._mixes:
             raise UsageError(
                 f"{self.strategy!r} has no join: workers that have left would have no model to mix",
+                hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
+            )
+        if self.sharded:
+            raise UsageError(
+                "sharded=True has no join: a worker that has left would not update its strip",
                 hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
             )
         buffers = self._core.buffers
@@ -483,6 +502,7 @@ class Link:
             if self._regrouper is not None:
                 self._regrouper.world.finish()
             self._transport.wait_for(self._core.leaving())
+            self._join_strips()
             self._everyone.meet("link.detach")  # nobody closes its connections while others still talk
         except PeerError:
             if failure is None and self._regrouper is None:  # of an elastic world, others may leave first
@@ -502,6 +522,37 @@ class Link:
                 self.average_()
             if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
                 _log.warning(advice)
+
+    def _join_strips(self) -> None:
+        """After strip-owned updates: the optimizers' state, whole again on every worker."""
+        reducer = self._core.reducer
+        if not isinstance(reducer, ShardedReducer):
+            return
+        for group in self._core.groups:
+            replicas = Replicas(group.endpoint, self._transport.wait)
+            pairs = [zip(bucket.names, bucket.parameters, strict=True) for bucket in group.buckets]
+            named = dict(chain(*pairs))
+            mine = pieces_state(reducer.owned, self._optimizers, named)
+            entries: dict[str, list[dict[str, Any]]] = {}
+            for rank in range(group.endpoint.lane.world_size):
+                for name, entry in replicas.broadcast_state(mine, rank):
+                    entries.setdefault(name, []).append(entry)
+            for name, found in entries.items():
+                reducer.owned.joined[id(named[name])] = join_local(named[name], found)
+
+    def split_replica(self, optimizer: Optimizer) -> SplitReplica | None:
+        """Model and optimizer as a part of checkpoints, where no worker need hold all of them."""
+        reducer = self._core.reducer
+        owned = reducer.owned if isinstance(reducer, ShardedReducer) else None
+        first = {name: self.rank == 0 for name, _ in self._model.named_parameters()}
+        for group in self._core.groups:
+            for bucket in group.buckets:
+                if group.ranks is not None and any(local(p) is p for p in bucket.parameters):
+                    return None  # by replica_ranks: nobody knows which part of what it is
+                first |= dict.fromkeys(bucket.names, group.endpoint.lane.rank == 0)
+        if not self.strategy.replicas_agree or (owned is None and not self.has_groups):
+            return None
+        return SplitReplica(self._model, optimizer, first, self.rank, owned)
 
     def __enter__(self) -> Self:
         return self

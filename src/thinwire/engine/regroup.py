@@ -142,7 +142,7 @@ class Regrouper:
         agree = core.strategy.replicas_agree
         behind = [self._is_behind(each, giver, agree=agree) for each in facts]
         package = self._package(core, place, full=any(behind)) if mine is giver else None
-        package = everyone.broadcast_tree(package, source)
+        package = everyone.broadcast_state(package, source)
         assert isinstance(package, dict)
         if behind[core.lane.rank]:
             _adopt_model(core, package)

@@ -121,21 +121,21 @@ class Replicas:
         if int(everyones.min()) < most:
             self.broadcast_tensors_([*model.parameters(), *model.buffers()], source)
             for optimizer in optimizers:
-                state = self.broadcast_tree(optimizer.state_dict(), source)
+                state = self.broadcast_state(optimizer.state_dict(), source)
                 if self._rank != source:
                     optimizer.load_state_dict(state)
         return most
 
-    def broadcast_tree(self, tree: Any, source: int) -> Any:
+    def broadcast_state(self, state: Any, source: int) -> Any:
         """Worker `source`'s tree of tensors and plain values, on every worker; nothing is unpickled."""
         data = torch.zeros(1, dtype=torch.uint8)
         if self._rank == source:
-            data = tensors.pack(tensors.snapshot(tree))
+            data = tensors.pack(tensors.snapshot({"state": state}))
         length = torch.tensor([data.numel()])
         self._broadcast_(length, source)
         received = data if self._rank == source else torch.empty(int(length), dtype=torch.uint8)
         self._broadcast_(received, source)
-        return tree if self._rank == source else tensors.unpack(received)
+        return tensors.unpack(received)["state"]
 
 
 def encode_name(name: str) -> Tensor:

@@ -99,7 +99,7 @@ def expected(
         return EXACT
     own = without_lead_in(settings)
     known = table() if rows is None else rows
-    found = [row for row in known if row.strategy == strategy and dict(row.settings) == own]
+    found = [row for row in known if row.strategy == strategy and _same(row.settings, own)]
     same = [row for row in found if row.recipe == recipe]
     # percents of perplexity are no points of accuracy: they count for their own recipe only
     found = same or [row for row in found if row.metric == "accuracy" and row.error <= RESOLVED]
@@ -112,6 +112,12 @@ def expected(
     basis = f"{worst.recipe} with {worst.workers} workers, {worst.epochs} epochs, {runs} ({worst.source})"
     margin = 2 * worst.error
     return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
+
+
+def _same(measured: Settings, own: Settings) -> bool:
+    """Whether these are the settings that were measured; one that did not exist then must be off."""
+    known = all(name in own and own[name] == value for name, value in measured.items())
+    return known and not any(value for name, value in own.items() if name not in measured)
 
 
 def _recipes(rows: Sequence[Measured]) -> list[str]:

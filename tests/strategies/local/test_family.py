@@ -39,7 +39,7 @@ class Muon(Optimizer):
         super().__init__(parameters, {"lr": lr, "momentum": momentum})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]  # no closures here
         for group in self.param_groups:
             for p in group["params"]:
                 buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
