@@ -5,7 +5,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire import data, errors, parallel
+    from thinwire import apoptosis, data, errors, parallel
+    from thinwire.apoptosis.settings import Apoptosis
+    from thinwire.elastic.world import Elastic
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.core import Stats
@@ -35,11 +37,13 @@ __all__ = [
     "EASGD",
     "SASGD",
     "AllReduce",
+    "Apoptosis",
     "AutoStrategy",
     "Bucket",
     "Checkpoint",
     "DiLoCo",
     "Downpour",
+    "Elastic",
     "GTopK",
     "GossipGraD",
     "HierarchicalAveraging",
@@ -58,6 +62,7 @@ __all__ = [
     "__version__",
     "all_of",
     "any_of",
+    "apoptosis",
     "attach",
     "data",
     "ddp_hook",
@@ -72,10 +77,12 @@ __version__ = version("thinwire")
 # These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
     "AllReduce": "strategies.all_reduce",
+    "Apoptosis": "apoptosis.settings",
     "AutoStrategy": "planner.auto",
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",
+    "Elastic": "elastic.world",
     "GTopK": "strategies.gtopk",
     "GossipGraD": "strategies.gossip_grad",
     "Link": "engine.link",
@@ -106,7 +113,7 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         return getattr(import_module(f"thinwire.{_HOMES[name]}"), name)
-    if name in ("data", "errors", "parallel"):
+    if name in ("apoptosis", "data", "errors", "parallel"):
         return import_module(f"thinwire.{name}")
     raise AttributeError(f"module 'thinwire' has no attribute {name!r}")
 

@@ -129,6 +129,27 @@ class Summary:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Shrunk:
+    """Neurons were removed from the model, or brought back."""
+
+    kind: ClassVar[str] = "shrunk"
+    step: int
+    widths: Mapping[str, int]
+    """Neurons that are left, by layer."""
+    num_parameters: int
+    removed: int
+    """Neurons that went now; negative: they were brought back."""
+    causes: Mapping[str, int] = field(default_factory=dict)
+    """How many went, and why."""
+    change: float = 0.0
+    """Largest relative change of a layer's output on recent data, root mean square."""
+    seconds: float = 0.0
+    """How long training stood still for it."""
+    left_alone: Mapping[str, str] = field(default_factory=dict)
+    """Layers that cannot shrink, and why."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
     """A worker has failed, and why."""
 
@@ -185,7 +206,7 @@ class StepTimed:
     """The strategy's instruments at the end of the block, mean over workers."""
 
 
-Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Failed | StepTimed
+Record = RunStarted | Progress | Evaluated | RunEnded | Summary | Shrunk | Failed | StepTimed
 KINDS: Mapping[str, type[Record]] = {cls.kind: cls for cls in get_args(Record)}
 _TYPES: Mapping[type[Record], Mapping[str, Any]] = {
     cls: {field.name: hints[field.name] for field in fields(cls)}

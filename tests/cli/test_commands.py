@@ -37,6 +37,7 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--seed",
         "--data",
         "--shuffle",
+        "--apoptosis",
         "--device",
         "--out",
         "--save-every",

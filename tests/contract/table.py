@@ -34,6 +34,7 @@ BY_THE_CLOCK: list[Strategy] = [
     tw.StochasticGradientPush(),
     tw.StochasticGradientPush(payload="bf16", share=0.5),
     tw.DiLoCo(interval=4, quorum=0.5, grace=0.0),
+    tw.Trickle(budget="auto"),
     tw.Downpour(),
     tw.EASGD(interval=2),
     LASGD(),

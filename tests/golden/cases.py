@@ -27,6 +27,11 @@ REPEATABLE: dict[str, Strategy] = {
     "gtopk keep rate": tw.GTopK(density=0.05, keep_rate=True),
     "oktopk": tw.OkTopK(density=0.05),
     "oktopk bf16": tw.OkTopK(density=0.05, payload="bf16"),
+    "sasgd": tw.SASGD(interval=3),
+    "diloco": tw.DiLoCo(interval=3),
+    "diloco streaming": tw.DiLoCo(interval=4, fragments=2, delay=2, payload="int4"),
+    "diloco peers": tw.DiLoCo(interval=2, gossip=True),
+    "hierarchical averaging": tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
 }
 """Trained in threads and on the virtual clock: the bits do not depend on time."""
 PLAIN_SGD: dict[str, Strategy] = {

@@ -78,9 +78,14 @@ class Case:
     """If samples are words, how many there are."""
 
     def model(self) -> nn.Module:
-        with torch.random.fork_rng():
-            torch.manual_seed(3)
-            return self.make().double()
+        model = self.make().double()
+        generator = torch.Generator().manual_seed(3)  # of its own: workers may be threads
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                if "norm" not in name:
+                    noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+                    parameter.copy_(noise * parameter[0].numel() ** -0.5)
+        return model
 
     def batch(self, number: int) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(100 + number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+from itertools import product
 
 import pytest
 import torch
@@ -15,7 +17,8 @@ from tests.worlds import run_processes
 from thinwire.parallel.volumes import divisors
 
 STEPS, FEW_STEPS = 50, 8
-Key = tuple[str, str, int]
+Key = tuple[str, str, int, bool]
+"""Model, optimizer, groups, and whether updates are strip-owned."""
 State = dict[str, Tensor]
 
 
@@ -29,10 +32,11 @@ def alone(name: str, optimizer: str, steps: int) -> State:
 
 def every(num_workers: int) -> list[Key]:
     """Every model, optimizer and number of groups."""
-    return [(name, each, groups) for name in CASES for each in OPTIMIZERS for groups in divisors(num_workers)]
+    kinds = product(CASES, OPTIMIZERS, divisors(num_workers), (False, True))
+    return list(kinds)
 
 
-FEW: list[Key] = [("cnn", "adamw", 2), ("transformer", "sgd", 1), ("lstm", "sgd", 2)]
+FEW: list[Key] = [("cnn", "adamw", 2, True), ("transformer", "sgd", 1, False), ("lstm", "sgd", 2, False)]
 
 
 def together(keys: list[Key], num_steps: int) -> dict[Key, State]:
@@ -40,15 +44,15 @@ def together(keys: list[Key], num_steps: int) -> dict[Key, State]:
     found, workers = {}, dist.get_world_size()
     share = BATCH // workers
     rows = slice(dist.get_rank() * share, (dist.get_rank() + 1) * share)
-    for name, optimizer, groups in keys:
+    for name, optimizer, groups, sharded in keys:
         case = CASES[name]
         model = case.model()
         plan = tw.parallel.hybridize(model, groups=groups, layers=case.layers)
         assert len(plan.styles) == (len(plan.layers) if groups < workers else 0)
         steps = OPTIMIZERS[optimizer](model)
-        with tw.attach(model, steps, tw.AllReduce()):
+        with tw.attach(model, steps, tw.AllReduce(), sharded=sharded):
             train(model, steps, case, range(num_steps), rows)
-        found[name, optimizer, groups] = tw.parallel.full_state_dict(model)
+        found[name, optimizer, groups, sharded] = tw.parallel.full_state_dict(model)
     return found
 
 
@@ -57,7 +61,7 @@ def few() -> dict[Key, State]:
     model = CASES["mlp"].model()
     for groups in (3, 0, 8, "2"):
         with pytest.raises(
-            tw.errors.SettingError, match=r"groups must be a divisor of .* 4, got .*\n.*1, 2, 4"
+            tw.errors.SettingError, match=r"groups must be a divisor of .* 4, or .* got .*\n.*1, 2, 4"
         ):
             tw.parallel.hybridize(model, groups=groups, layers=["0"])  # type: ignore[arg-type]  # to be refused
     narrow = torch.nn.ModuleDict({"narrow": torch.nn.Linear(5, 3)})
@@ -65,6 +69,12 @@ def few() -> dict[Key, State]:
         tw.errors.SettingError, match=r"narrow has 5 features .* leaves some of the 4 workers"
     ):
         tw.parallel.hybridize(narrow, groups=1, layers=["narrow"])
+    with pytest.raises(tw.errors.SettingError, match=r'example must be given with "auto"'):
+        tw.parallel.hybridize(model, groups="auto", layers=["0"])
+    os.environ["THINWIRE_SITE"] = "here" if dist.get_rank() < 3 else "there"
+    with pytest.warns(UserWarning, match=r"group 1 of 2 \(workers 2 to 3\) spans the sites here, there"):
+        tw.parallel.hybridize(CASES["mlp"].model(), groups=2, layers=["0"])
+    del os.environ["THINWIRE_SITE"]
     before = [id(p) for p in model.parameters()]
     plan = tw.parallel.hybridize(model, groups=2, layers=["0", "12"], dry_run=True)
     assert [id(p) for p in model.parameters()] == before
@@ -89,10 +99,10 @@ def parallelized_by_torch(model: torch.nn.Module, plan: tw.parallel.HybridPlan) 
 
 
 def check_exact(found: dict[Key, State], steps: int) -> None:
-    for (name, optimizer, groups), state in found.items():
+    for (name, optimizer, groups, sharded), state in found.items():
         for key, theirs in alone(name, optimizer, steps).items():
             distance = (state[key] - theirs).norm()
-            assert distance <= 1e-9 * theirs.norm(), f"{name} {optimizer} {groups} groups: {key}"
+            assert distance <= 1e-9 * theirs.norm(), f"{name} {optimizer} {groups} groups {sharded}: {key}"
 
 
 @pytest.mark.processes

@@ -56,7 +56,9 @@ def test_unknown_names() -> None:
         tw.parallel.hybridize(Odd(), groups=1, layers=["body"])
     with pytest.raises(tw.errors.SettingError, match=r"layers must be an nn.Linear.* got 'con\*'"):
         tw.parallel.hybridize(Odd(), groups=1, layers=["con*"])
-    with pytest.raises(tw.errors.SettingError, match=r"layers must be a list of names, got 'good'"):
+    with pytest.raises(
+        tw.errors.SettingError, match=r"layers must be a list of names, or \"auto\", got 'good'"
+    ):
         tw.parallel.hybridize(Odd(), groups=1, layers="good")
 
 

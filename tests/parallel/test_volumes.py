@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from thinwire.parallel.styles import strip_widths
-from thinwire.parallel.volumes import LayerSize, Split, divisors, optimal_groups
+from thinwire.parallel.volumes import LayerSize, Split, divisors
+from thinwire.planner.balance import best_groups_real
 
 FC = LayerSize(in_features=4096, out_features=4096, num_weights=4096 * 4096, rows=4)
 
@@ -18,7 +19,7 @@ def test_volumes_are_those_of_das() -> None:
 
 def test_the_best_of_all_divisors_is_next_to_the_optimum() -> None:
     best = min(divisors(64), key=lambda groups: FC.hybrid_bytes(64, groups, "colwise"))
-    assert best / 2 < optimal_groups(64, 256, 4096) < best * 2
+    assert best / 2 < best_groups_real(4096, minibatch=256, nodes=64) < best * 2
 
 
 def test_the_narrow_side_goes_to_all() -> None:

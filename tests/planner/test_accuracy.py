@@ -36,6 +36,13 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert "a with 8 workers" in found.basis
 
 
+def test_a_setting_that_is_newer_than_the_row_must_be_off() -> None:
+    rows = [row(settings={"density": 0.1})]
+    assert expected("s", {"density": 0.1, "newer": None}, 8, rows=rows) is not None
+    assert expected("s", {"density": 0.1, "newer": 3}, 8, rows=rows) is None
+    assert expected("s", {}, 8, rows=rows) is None
+
+
 def test_the_own_recipe_counts_else_the_worst() -> None:
     rows = [row(), row(recipe="b", loss=2.0), row(recipe="c", loss=9.0, metric="perplexity")]
     own, unknown, text = (expected("s", {}, 8, recipe=name, rows=rows) for name in ("a", None, "c"))
@@ -45,6 +52,15 @@ def test_the_own_recipe_counts_else_the_worst() -> None:
     assert unknown.loss == 2.0
     assert text is not None
     assert text.loss == 9.0
+
+
+def test_a_row_that_shows_mostly_chance_counts_for_its_own_recipe_only() -> None:
+    rows = [row(), row(recipe="tiny", loss=3.0, error=0.9)]
+    unknown, own = (expected("s", {}, 8, recipe=name, rows=rows) for name in (None, "tiny"))
+    assert unknown is not None
+    assert unknown.loss == 0.5
+    assert own is not None
+    assert own.loss == 3.0
 
 
 def test_the_nearest_number_of_workers_that_is_enough() -> None:

@@ -34,6 +34,11 @@ def test_hosts_that_are_nearly_equal_become_one_kind() -> None:
     assert rates[3] == 1e8
 
 
+def test_the_summary_names_what_is_slow() -> None:
+    assert two_kinds().summary() == "4 hosts at 100mbit and 980mbit, slow: slow at 0.50"
+    assert stated(describe(hosts=1, rate="1gbit"), latency_s=0.0).summary() == "hosts at 1gbit"
+
+
 def test_sites_keep_their_uplink() -> None:
     cluster = stated(describe(hosts=4, rate="1gbit", sites="2+2", uplink="50mbit"), latency_s=1e-3)
     assert cluster.describe(4).num_sites == 2

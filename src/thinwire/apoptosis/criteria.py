@@ -120,6 +120,16 @@ def outgoing_norms(tensors: dict[str, Tensor], group: Group) -> Tensor:
     return torch.stack(squares).sum(0).sqrt().cpu()
 
 
+def row_norms(tensors: dict[str, Tensor], group: Group) -> Tensor:
+    """The norm of each neuron's incoming weights."""
+    squares = [
+        _rows(tensors[name], dim, group.places[name, dim]).float().square().sum(1)
+        for (name, dim), roles in group.roles.items()
+        if "in" in roles
+    ]
+    return torch.stack(squares).sum(0).sqrt()
+
+
 def find_exact(model: nn.Module, group: Group, tolerance: float | None = None) -> Merges:
     """Neurons without effect, and duplicates; `tolerance`: how far rows may differ relative to their size,
     by default only by rounding."""

@@ -20,6 +20,8 @@ from thinwire.errors import UsageError
 
 Kept = dict[str, list[Tensor | None]]
 """By name of each tensor that shrinks: the indices left by dimension, None for all."""
+PROOF_ROWS = 2
+"""Samples that a proof looks at."""
 _SIZES = {
     nn.Linear: (("out_features", "weight", 0), ("in_features", "weight", 1)),
     nn.Conv1d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
@@ -96,37 +98,41 @@ def replace_(tensor: Tensor, data: Tensor) -> None:
 
 
 @torch.no_grad()
-def fold(model: nn.Module, removal: Removal) -> list[Tensor]:
-    """Add to the outgoing weights of neurons that stay what those that go have contributed; the tensors that
-    have changed."""
-    tensors, changed = named_tensors(model), []
+def fold(model: nn.Module, removal: Removal) -> None:
+    """Add to the outgoing weights of neurons that stay what those that go have contributed."""
+    tensors = named_tensors(model)
+    for name, data in fold_tensors(tensors, removal).items():
+        _swap_(tensors[name], data)
+
+
+def fold_tensors(tensors: Mapping[str, Tensor], removal: Removal) -> dict[str, Tensor]:
+    """New values of those of the given tensors, by name, that folding changes."""
+    changed: dict[str, Tensor] = {}
     for consumer in removal.group.consumers:
-        if (each := removal.folds.get(consumer.weight)) is None or not len(removal.dropped):
+        each = removal.folds.get(consumer.weight)
+        if each is None or not len(removal.dropped) or consumer.weight not in tensors:
             continue
-        weight, columns = tensors[consumer.weight], removal.group.columns(consumer)
+        weight, columns = tensors[consumer.weight].detach(), removal.group.columns(consumer)
         exact = torch.promote_types(weight.dtype, torch.float32)
         gone = weight[:, columns[removal.dropped]].to(exact)  # outputs, neurons, columns of each, kernel
         factors = each.coefficients.to(weight.device, exact)
-        stay = columns[removal.kept].to(weight.device)
-        folded = weight.detach().clone()
-        folded[:, stay] += torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype)
-        _swap_(weight, folded)
-        changed.append(weight)
+        folded = weight.clone()
+        folded[:, columns[removal.kept]] += torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype)
+        changed[consumer.weight] = folded
         if each.constants.any():
             constants = each.constants.to(weight.device, exact)
             shift = torch.einsum("od...,d->o...", gone, constants).flatten(1).sum(1)
-            changed += _shift_(tensors, consumer, shift)
+            changed |= _shifted(tensors, consumer, shift)
     return changed
 
 
-def _shift_(tensors: Mapping[str, Tensor], consumer: Consumer, shift: Tensor) -> list[Tensor]:
+def _shifted(tensors: Mapping[str, Tensor], consumer: Consumer, shift: Tensor) -> dict[str, Tensor]:
     assert consumer.takes_constants, "a constant is folded only where it can be"
-    if consumer.bias is not None:
-        target, sign = tensors[consumer.bias], 1.0
-    else:  # batch norm subtracts its mean: less of it
-        target, sign = tensors[f"{consumer.norm}.running_mean"], -1.0
-    _swap_(target, target.detach() + sign * shift.to(target.dtype))
-    return [target]
+    # batch norm subtracts its mean: less of it
+    name, sign = (consumer.bias, 1.0) if consumer.bias else (f"{consumer.norm}.running_mean", -1.0)
+    if name not in tensors:
+        return {}
+    return {name: tensors[name].detach() + sign * shift.to(tensors[name].dtype)}
 
 
 def _swap_(tensor: Tensor, data: Tensor) -> None:
@@ -230,7 +236,7 @@ def prove(model: nn.Module, group: Group, call: Call) -> None:
     if group.size < 2:
         group.frozen = "it is a single neuron"
         return
-    removal = Removal(group=group, kept=torch.arange(1, group.size))
+    removal, call = Removal(group=group, kept=torch.arange(1, group.size)), call.first(PROOF_ROWS)
     try:
         with borrowed(model), undisturbed(model):
             tensors = named_tensors(model)

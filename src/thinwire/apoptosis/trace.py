@@ -43,6 +43,10 @@ class Call:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, change, (self.args, dict(self.kwargs)))
         return Call(args, kwargs)
 
+    def rows(self) -> int:
+        """Samples in it."""
+        return next((len(t) for t in tensors_in((self.args, self.kwargs)) if t.dim()), 0)
+
     def run(self, model: nn.Module) -> Any:
         return model(*self.args, **self.kwargs)
 

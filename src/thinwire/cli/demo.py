@@ -30,10 +30,13 @@ BUDGET = 0.5
 
 def demo(out: options.Out = None) -> None:
     """Plan a training on four hosts joined by 200 Mbit/s, then train it there: was the plan right?"""
-    from thinwire.planner.plan import make_plan  # which imports torch
+    import torch  # here, so that `--help` does not wait for it
+
+    from thinwire.planner.plan import make_plan
 
     [study] = DEMO.studies
     note(f"1. the plan: {study.recipe} on {study.workers} hosts at {format_rate(study.rate_bits_per_s)}")
+    torch.set_num_threads(1)  # as each worker of the lab has
     work = measured(study.recipe, study.batch_size, None, "cpu")
     crowd = max(1.0, study.workers / num_cores())  # all workers compute on this machine's cores
     hosts = stated(describe(hosts=1, rate=format_rate(study.rate_bits_per_s)), latency_s=LATENCY_S)

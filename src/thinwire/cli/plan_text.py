@@ -6,6 +6,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from thinwire.cli.output import columns
+from thinwire.planner.balance import best_groups, hybrid_bytes
 from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds, count, three_digits
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def text(made: Plan) -> str:
     parts = [_head(made), f"With {count(shown, 'worker')}, the fastest first:", _details(made, shown)]
     if len(made.counts) > 1:
         parts += ["Speed-up over one machine, by number of workers:", _speedups(made)]
-    parts += [_balance(made), _verdict(made)]
+    parts += [_balance(made), _groups(made, shown), _verdict(made)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -83,6 +84,24 @@ def _balance(made: Plan) -> str:
         return ""
     return "Exact SGD hides its communication from this much work per worker and step on, by workers:\n  " + (
         "; ".join(words)
+    )
+
+
+def _groups(made: Plan, workers: int) -> str:
+    """The best number of groups for the largest fully connected layer, where splitting it would pay."""
+    matrices = [shape for shape in made.workload.shapes if len(shape) == 2]
+    if not matrices or made.workload.batch is None or workers == 1:
+        return ""
+    ofm, ifm = max(matrices, key=lambda shape: shape[0] * shape[1])
+    sizes = {"minibatch": made.workload.batch * workers, "nodes": workers}
+    groups = best_groups(ifm, ofm, **sizes)
+    if groups == workers:
+        return ""
+    split, whole = (hybrid_bytes(ifm, ofm, groups=each, **sizes) for each in (groups, workers))
+    return (
+        f"Hybrid layers: the largest fully connected one ({ofm} x {ifm}) would send least in "
+        f"{count(groups, 'group')} of {workers // groups} workers: {as_bytes(split)} per worker and step, "
+        f"data-parallel {as_bytes(whole)} (Das et al.)."
     )
 
 

@@ -54,6 +54,14 @@ def train(
     seed: options.Seed = 0,
     data: options.Data = None,
     shuffle: options.Shuffle = "dealt",
+    apoptosis: Annotated[
+        str,
+        typer.Option(
+            metavar="MODE",
+            help="Let the network shrink: conservative, adaptive or aggressive, with settings as in "
+            "adaptive:every=100.",
+        ),
+    ] = "",
     device: options.Device = "auto",
     out: options.Out = None,
     save_every: Annotated[
@@ -85,6 +93,7 @@ def train(
         device=device,
         profile=profile,
         shuffle=shuffle,
+        apoptosis=apoptosis,
     )
     if not torchrun:
         Machine.this().check_workers(config.workers, insist=oversubscribe)

@@ -21,6 +21,9 @@ LINE_EVERY_S = 2.0
 MAX_LINES = 20
 """Approximate number of lines of a long run."""
 
+MOST_WIDTHS = 6
+"""Layers whose widths are shown."""
+
 Show = Callable[[RunState], None]
 
 
@@ -49,6 +52,11 @@ def numbers(state: RunState) -> str:
     for name in state.latest.instruments if state.latest else ():
         value = state.mean(lambda p, name=name: p.instruments.get(name))  # type: ignore[misc]
         parts += [] if value is None else [f"{name.replace('_', ' ')} {value:.3g}"]
+    if state.shrunk is not None:
+        widths = [width for name, width in state.shrunk.widths.items() if name not in state.shrunk.left_alone]
+        parts.append(
+            "widths " + "-".join(map(str, widths[:MOST_WIDTHS])) + "..." * (len(widths) > MOST_WIDTHS)
+        )
     return "  ".join(parts)
 
 

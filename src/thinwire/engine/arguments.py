@@ -10,7 +10,10 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thinwire.engine.sparse_rows import sparse_parameters
+from thinwire.engine.strips import check_elementwise
 from thinwire.errors import SettingError, UsageError, check
+from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.base import Strategy
 
 # By name: importing them only to compare would cost every user a second at the start.
@@ -96,6 +99,21 @@ def describe_optimizer(optimizer: Optimizer) -> str:
     return f"{type(optimizer).__name__} with learning rate {', '.join(rates) or 'unknown'}"
 
 
+def check_sharded(model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
+    """Refuse by name what cannot be updated strip by strip."""
+    check_elementwise(optimizers)
+    if not isinstance(strategy, AllReduce) or strategy.overlap == "forward":
+        raise SettingError(
+            f"sharded=True needs AllReduce() with overlap 'backward' or 'none', got {strategy!r}",
+            hint="other strategies need all gradients, or change parameters, on every worker",
+        )
+    if names := sorted(sparse_parameters(model)):
+        raise SettingError(
+            f"sharded=True cannot cut sparse gradients, as {names[0]} has",
+            hint="make the embedding with sparse=False",
+        )
+
+
 def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy: Strategy) -> None:
     held = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
     if len(set(held)) < len(held):
@@ -116,3 +134,16 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy
             "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
             stacklevel=3,
         )
+
+
+def check_elastic(strategy: Strategy, process_group: object, replica_ranks: object, model: nn.Module) -> None:
+    """Refuse what cannot go on with other workers."""
+    if strategy.overlap == "forward":
+        raise UsageError(
+            "an elastic link cannot put steps off: a worker that is lost would leave half of one behind",
+            hint="use AllReduce(overlap='backward')",
+        )
+    check(process_group is None, "process_group", "left out where elastic=True", process_group)
+    split = any(hasattr(p, "_local_tensor") for p in model.parameters())
+    whole = not replica_ranks and not split
+    check(whole, "replica_ranks", "left out, and no DTensor in the model, where elastic=True", replica_ranks)

@@ -5,26 +5,31 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import get_args
+from typing import Protocol, get_args
 
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.elastic.world import Elastic, World
 from thinwire.engine.arguments import (
+    check_elastic,
     check_model,
     check_optimizers,
     check_parameters,
+    check_sharded,
     check_strategy,
     describe_optimizer,
     unwrapped,
 )
 from thinwire.engine.bucket_plan import make_buckets
-from thinwire.engine.buckets import local
+from thinwire.engine.buckets import ParameterBucket, local
 from thinwire.engine.buffers import BufferPolicy
+from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
 from thinwire.engine.optimizer import give_optimizer_state
+from thinwire.engine.regroup import Regrouper
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
@@ -48,6 +53,12 @@ LEAST_MESSAGE_BYTES = 64 << 10
 """A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
 
+class Attachable(Protocol):
+    """Settings of something that acts between steps."""
+
+    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+
+
 def attach(
     model: nn.Module,
     optimizer: Optimizer | Sequence[Optimizer],
@@ -57,9 +68,12 @@ def attach(
     replica_ranks: Mapping[str, Sequence[int]] | None = None,
     bucket_bytes: int | None = None,
     buffers: BufferPolicy = "rank0",
+    sharded: bool = False,
     timeout_s: float = TIMEOUT_S,
     silence_s: float = SILENCE_S,
     num_steps: int | None = None,
+    elastic: bool | Elastic = False,
+    apoptosis: Attachable | None = None,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
 
@@ -81,11 +95,16 @@ def attach(
             of at most 25 MiB and at least 256 KiB (512 KiB in small models), and 64 KiB per worker.
         buffers: batch-norm statistics after each step are "rank0"'s, their "average", or "local";
             under a strategy that lets replicas differ they are always local.
+        sharded: each worker keeps the optimizer state of one strip of the parameters, steps that strip, and
+            gives it to the others during the next forward; with AllReduce and elementwise optimizers.
         timeout_s: how long to wait for a worker that is alive before giving up.
         silence_s: a worker that is not heard of for this long is lost; raise it where code holds the
             interpreter's lock for many seconds at a time.
         num_steps: optimizer steps that the training will make, if known: a strategy that needs more of them
             says so now, and not when it is detached.
+        elastic: go on when workers die, freeze, come back or join (see docs/elastic.md): True, or `Elastic`
+            with settings.
+        apoptosis: `tw.Apoptosis(...)`, if the network is to shrink while it trains.
 
     >>> import torch, thinwire as tw
     >>> model = torch.nn.Linear(2, 1)
@@ -109,24 +128,49 @@ def attach(
         check_count("num_steps", num_steps, "steps")
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
+    if sharded:
+        check_sharded(model, optimizers, strategy)
+        check(apoptosis is None, "sharded", "False where the network shrinks (apoptosis)", sharded)
+    settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
+    settings.append(f"sharded {sharded}")
+    settings += [f"apoptosis {apoptosis!r}"] if apoptosis is not None else []
+    settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
+    if elastic:
+        check(not sharded, "sharded", "False where elastic=True", sharded)
+        check(apoptosis is None, "apoptosis", "left out where elastic=True", apoptosis)
+        check_elastic(strategy, process_group, replica_ranks, model)
+
+        def make_core(lane: Lane, transport: Transport) -> Core:
+            core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
+            cut(core, {}, bucket_bytes)
+            transport.core = core
+            return core
+
+        given = elastic if isinstance(elastic, Elastic) else Elastic()
+        world = World(given, timeout_s=timeout_s, silence_s=silence_s)
+        regrouper = Regrouper(world, make_core, settings, timeout_s)
+        core, transport = regrouper.form(None)
+        return Link(core, transport, lambda core: cut(core, {}, bucket_bytes), regrouper=regrouper)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
     else:
         lane = process_group
-    settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
-    settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
     group_of = _groups(model, replica_ranks or {}, process_group, lane)
     transport = Transport(lane, timeout_s)
     try:
         core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
+        core.sharded = sharded
         _start_alike(core, timeout_s, settings, group_of)
-        rebuild = partial(cut, core, group_of, bucket_bytes)
-        rebuild()
+        rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
+        rebuild(core)
         transport.core = core
         tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
         if tells and (advice := strategy.advice(num_steps or 0)):
             _log.warning(advice)
-        return Link(core, transport, rebuild, advises=num_steps is None)
+        link = Link(core, transport, rebuild, advises=num_steps is None)
+        if apoptosis is not None:
+            link.companion = apoptosis.join(link, model, optimizers)
+        return link
     except BaseException:
         transport.stop()
         lane.close()
@@ -144,16 +188,22 @@ def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> 
             hint="use AllReduce(overlap='backward'), or make the embedding with sparse=False",
         )
     named = [(name, p) for name, p in named if name not in sparse]
-    end_bytes = 0
-    if bucket_bytes is None:
-        model_bytes = sum(local(p).nbytes for _, p in named)
-        bucket_bytes = default_bucket_bytes(model_bytes, core.strategy, core.lane.world_size)
-        end_bytes = bucket_bytes // 4
-    groups = [group_of.get(name) for name, _ in named]
-    buckets = make_buckets(named, bucket_bytes, end_bytes, groups=groups, context=core.context)
-    ranks = {name: group for (name, _), group in zip(named, groups, strict=True)}
+    place = {name: index for index, (name, _) in enumerate(named)}
+    buckets, piece_bytes = list[ParameterBucket](), 0
+    # One group at a time: all that hold the same parameters cut them alike, whatever else each of them holds.
+    groups = dict.fromkeys(group_of.get(name) for name in place)
+    for group in groups:
+        mine = [(name, p) for name, p in named if group_of.get(name) == group]
+        group_bytes = sum(local(p).nbytes for _, p in mine)
+        size = bucket_bytes or default_bucket_bytes(group_bytes, core.strategy, core.lane.world_size)
+        buckets += make_buckets(mine, size, 0 if bucket_bytes else size // 4, context=core.context)
+        piece_bytes = size if group is None or not piece_bytes else piece_bytes
+    if len(groups) > 1:
+        buckets.sort(key=lambda bucket: -max(place[name] for name in bucket.names))
+    for number, bucket in enumerate(buckets):
+        bucket.place = number
     give_optimizer_state(buckets, core.optimizers)
-    core.assemble(buckets, [ranks[bucket.names[0]] for bucket in buckets], bucket_bytes, rows)
+    core.assemble(buckets, [group_of.get(bucket.names[0]) for bucket in buckets], piece_bytes, rows)
 
 
 def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:

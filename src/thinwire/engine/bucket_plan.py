@@ -19,7 +19,7 @@ class Item:
 
     num_bytes: int
     kind: Hashable
-    """Only parameters of one kind (dtype, device, group of replicas) share a bucket."""
+    """Only parameters of one kind (dtype and device) share a bucket."""
 
 
 def plan(items: Sequence[Item], bucket_bytes: int, end_bytes: int = 0) -> list[list[int]]:
@@ -71,16 +71,11 @@ def make_buckets(
     bucket_bytes: int,
     end_bytes: int = 0,
     *,
-    groups: Sequence[Hashable] | None = None,
     context: TrainingContext | None = None,
 ) -> list[ParameterBucket]:
-    """The buckets of a model's trainable parameters, in the order they go out.
-
-    `groups`: which replicas each parameter has, if not all the same; those of one group share buckets.
-    """
-    groups = groups or [None] * len(named)
+    """The buckets of trainable parameters that the same workers hold, in the order they go out."""
     parts = [local(p) for _, p in named]
-    items = [Item(p.nbytes, (p.dtype, p.device, g)) for p, g in zip(parts, groups, strict=True)]
+    items = [Item(p.nbytes, (p.dtype, p.device)) for p in parts]
     small = small_numel(parts)
     context = context or TrainingContext()
     return [

@@ -136,16 +136,19 @@ class ParameterBucket:
 
     # -- state of a strategy ------------------------------------------------------------------------
 
-    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+    def zeros(
+        self, name: str, *, on_resize: OnResize, part: Part = "all", of_parameters: bool = False
+    ) -> Tensor:
         count = self.num_parameters if part == "all" else self.exact_from
         data = self.gradient.new_zeros(count)
         # half precision is too little to add up in
-        return self.keep(name, data.float() if data.element_size() < 4 else data, on_resize=on_resize)
+        data = data.float() if data.element_size() < 4 else data
+        return self.keep(name, data, on_resize=on_resize, of_parameters=of_parameters)
 
-    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize, of_parameters: bool = False) -> Tensor:
         count = len(self.names) if data.numel() == self.num_parameters else self._num_large
         shapes = [p.shape for p in self._locals[:count]]
-        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes)
+        self.leaves[name] = Leaf(data, on_resize, self.names[:count], shapes, of_parameters)
         return data
 
     def remember_(self) -> None:
@@ -156,6 +159,11 @@ class ParameterBucket:
         """A pass was not used: go back to the state before it."""
         for leaf in self.leaves.values():
             leaf.undo_()
+
+    def keep_(self) -> None:
+        """A step has used the last pass: there is nothing to go back to."""
+        for leaf in self.leaves.values():
+            leaf.changed = False
 
     # -- gradients --------------------------------------------------------------------------------
 
@@ -263,12 +271,10 @@ class ParameterBucket:
         grads, views = self._present(own)
         _copy_(grads, views)
         if len(grads) < len(own):
-            used_somewhere = (self._used != 0).tolist()
+            used_somewhere = self.used_somewhere()
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
                 if parameter.grad is None and used:
-                    parameter.grad = _as_gradient(
-                        parameter, view.clone(memory_format=torch.contiguous_format)
-                    )
+                    parameter.grad = as_gradient(parameter, view.clone(memory_format=torch.contiguous_format))
 
     @torch.no_grad()
     def lend_(self) -> None:
@@ -276,10 +282,10 @@ class ParameterBucket:
         if self.gradient.is_meta:
             return
         self.divide_()
-        used_somewhere = (self._used != 0).tolist()
+        used_somewhere = self.used_somewhere()
         try:
             for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
-                parameter.grad = _as_gradient(parameter, view) if used else None
+                parameter.grad = as_gradient(parameter, view) if used else None
         except RuntimeError:  # torch refuses gradients of another kind than their parameter
             self.check_kind()
             raise
@@ -291,6 +297,15 @@ class ParameterBucket:
             None if hidden or local(p) is not p else v
             for p, v in zip(self.parameters, self._views, strict=True)
         ]
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """The gradients of `gradient`, and its tail."""
+        return self._gradients, self._tail
+
+    def used_somewhere(self) -> list[bool]:
+        """After a reduction: by parameter, whether any worker used it in this step."""
+        used: list[bool] = (self._used != 0).tolist()
+        return used
 
     def mean_weight(self) -> float:
         """After a reduction: how much the workers' gradients counted, on average."""
@@ -331,7 +346,7 @@ def _copy_(targets: list[Tensor], sources: list[Tensor]) -> None:
         torch._foreach_copy_(targets, sources)
 
 
-def _as_gradient(parameter: Tensor, part: Tensor) -> Tensor:
+def as_gradient(parameter: Tensor, part: Tensor) -> Tensor:
     """A gradient with this local part."""
     if local(parameter) is parameter:
         return part

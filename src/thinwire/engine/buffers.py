@@ -51,6 +51,10 @@ class Buffers:
         if self._messages:
             self._task = start(self._sync, "buffers")
 
+    def forget(self) -> None:
+        """Buffers have other shapes now: lay out messages anew."""
+        self._held = []
+
     def _prepare(self) -> None:
         """Lay out messages, unless the buffers are still those of the last step."""
         held = [home.get(name) for home, name in self._homes]

@@ -17,6 +17,7 @@ from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
 from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica, mean
 from thinwire.engine.saver import Saver
+from thinwire.engine.split_state import SplitReplica, join_model
 from thinwire.errors import DataError, ThinwireError, UsageError, check
 from thinwire.files import lock, unlock
 
@@ -74,26 +75,34 @@ class Checkpoint:
         model = getattr(model, "_orig_mod", model)
         self.folder = Path(folder)
         self.parts: dict[str, Part] = {"link": link, "random": Random(model, link.rank)}
-        if link.has_groups:
+        if (split := link.split_replica(optimizer)) is not None:
+            self.parts |= {"split": split, "buffers": OwnBuffers(model, link.rank)}
+        elif link.has_groups:
             self.parts["split"] = Replica(model, optimizer)
         elif link.strategy.replicas_agree:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
         else:
             self.parts["replica"] = Replica(model, optimizer)
+        if link.companion is not None:
+            self.parts["companion"] = link.companion
         taken = self.parts.keys() & parts.keys()
         check(not taken, "parts", "named other than those of thinwire's own", sorted(taken))
         self.parts |= parts
-        self._link = link
-        self._about = {
-            "strategy": repr(link.strategy),
-            **{key: str(value) for key, value in (settings or {}).items()},
-            **_describe(model, optimizer),
-            "parts": ", ".join(sorted(self.parts)),
-        }
+        self._link, self._described = link, (model, optimizer, split)
+        self._settings = {key: str(value) for key, value in (settings or {}).items()}
         self._loaded = False
         self._lock: int | None = None
         """Held by rank 0."""
-        self._saver = Saver(self.folder, link, self._about, nonce=self._open(), keep=keep)
+        self._saver = Saver(self.folder, link, nonce=self._open(), keep=keep)
+
+    def _about(self) -> dict[str, str]:
+        """What must be the same for a run to go on; shapes are those of now, as a model may shrink."""
+        return {
+            "strategy": repr(self._link.strategy),
+            **self._settings,
+            **_describe(*self._described),
+            "parts": ", ".join(sorted(self.parts)),
+        }
 
     def _open(self) -> str:
         """Agree that all see the same folder, on what is in it, and on a name for this run, returned."""
@@ -135,12 +144,13 @@ class Checkpoint:
         if path is not None:
             with self._together():
                 manifest = folders.read_manifest(path)
-                folders.compare(path, manifest.about, self._about)
+                folders.compare(path, manifest.about, self._about())
                 states = self._read(path, manifest)
+            resizes = manifest.world_size != self._link.world_size
             with self._together():
                 for name, part in self.parts.items():
                     try:
-                        if isinstance(part, OwnPart) and manifest.world_size != self._link.world_size:
+                        if isinstance(part, OwnPart) and (resizes or isinstance(part, SplitReplica)):
                             part.resize(states[name])
                         else:
                             part.load_state_dict(states[name][0])
@@ -157,10 +167,11 @@ class Checkpoint:
         ranks = [self._link.rank] if same else range(manifest.world_size)
         parts = {name for name, part in self.parts.items() if isinstance(part, OwnPart)}
         common = folders.read_part(path, manifest, folders.COMMON, self.parts.keys() - parts)
-        own = [folders.read_part(path, manifest, folders.worker(rank), parts) for rank in ranks]
-        return {
-            name: [each[name] for each in own] if name in parts else [common[name]] for name in self.parts
-        }
+        whole = {name for name, part in self.parts.items() if isinstance(part, SplitReplica)}
+        own = [folders.read_part(path, manifest, folders.worker(rank), parts - whole) for rank in ranks]
+        found = {name: [each[name] for each in own] for name in parts - whole}
+        found |= {name: _read_all(path, manifest, name) for name in whole}
+        return found | {name: [common[name]] for name in self.parts.keys() - parts}
 
     @staticmethod
     def read_model(folder: str | os.PathLike[str]) -> dict[str, Tensor]:
@@ -174,10 +185,14 @@ class Checkpoint:
         manifest = folders.read_manifest(path)
         parts = manifest.about.get("parts", "").split(", ")
         if "split" in parts:
-            raise DataError(f"no worker holds the whole model of {path}", hint="load it with replica_ranks")
+            saved = _read_all(path, manifest, "split")
+            if "groups" not in saved[0]:  # parts of whole models, by replica_ranks
+                raise DataError(
+                    f"no worker holds the whole model of {path}", hint="load it with replica_ranks"
+                )
+            return join_model(saved)
         if "replica" in parts:
-            files = map(folders.worker, range(manifest.world_size))
-            saved = [folders.read_part(path, manifest, name, {"replica"})["replica"] for name in files]
+            saved = _read_all(path, manifest, "replica")
         else:
             saved = [folders.read_part(path, manifest, folders.COMMON, {"model"})]
         model: dict[str, Tensor] = mean([each["model"] for each in saved])
@@ -203,7 +218,7 @@ class Checkpoint:
         common = None
         if self._link.rank == 0:
             common = tensors.snapshot({name: part.state_dict() for name, part in everyones.items()})
-        self._saver.start(step, own, common)
+        self._saver.start(step, own, common, self._about())
 
     def wait(self) -> None:
         """Return when this worker has nothing left to write; a save that failed is warned about here."""
@@ -243,7 +258,13 @@ class Checkpoint:
                 raise DataError(f"worker {rank}: {each['error']}", hint=each["hint"])
 
 
-def _describe(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
+def _read_all(path: Path, manifest: Manifest, name: str) -> list[Any]:
+    """What all workers saved of a part, in order of rank."""
+    files = map(folders.worker, range(manifest.world_size))
+    return [folders.read_part(path, manifest, file, {name})[name] for file in files]
+
+
+def _describe(model: nn.Module, optimizer: Optimizer, split: SplitReplica | None) -> dict[str, str]:
     """Shapes and kinds, as text by name."""
     tensors = {
         **{f"parameter {name}": p for name, p in model.named_parameters()},
@@ -251,4 +272,6 @@ def _describe(model: nn.Module, optimizer: Optimizer) -> dict[str, str]:
     }
     about = {name: f"{tuple(t.shape)} {t.dtype}".replace("torch.", "") for name, t in tensors.items()}
     sizes = [len(group["params"]) for group in optimizer.param_groups]
+    if split is not None and split.owned is not None:
+        sizes = split.owned.group_sizes(optimizer)
     return {"optimizer": f"{type(optimizer).__name__} over {sizes} parameters", **about}

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from thinwire.engine import state
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
 from thinwire.engine.buffers import BufferPolicy, Buffers
+from thinwire.engine.clipping import GradientPart, clip_parts
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
@@ -24,6 +25,7 @@ from thinwire.engine.mixer import Mixer
 from thinwire.engine.rate_scale import RateScale
 from thinwire.engine.reducer import BackwardReducer
 from thinwire.engine.replicas import decode_names, encode_name
+from thinwire.engine.sharded_reducer import ShardedReducer
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
@@ -119,6 +121,8 @@ class Core:
         policy = buffers if strategy.replicas_agree else "local"
         self.buffers = Buffers(model, policy, self.engine.lane)
         self.receiving_buffers = self.buffers.receiving
+        self.sharded = False
+        """Whether each worker updates a strip of its parameters only."""
         self.groups: list[ReplicaGroup] = []
         self.context, self._driver = shell.context, shell.driver
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
@@ -148,12 +152,20 @@ class Core:
             group = ReplicaGroup(endpoint, key, mine, self.strategy.init(mine, endpoint.wire()))
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
-        self.reducer: BackwardReducer | ForwardReducer = (
-            ForwardReducer(self.model, self.optimizers, buckets, piece_bytes, self, clock=self.lane.now)
-            if self.strategy.overlap == "forward"
-            else BackwardReducer(buckets, self.strategy.overlap, self, rows)
-        )
+        self.reducer = self._make_reducer(buckets, piece_bytes, rows)
         self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
+
+    def _make_reducer(
+        self, buckets: Sequence[ParameterBucket], piece_bytes: int, rows: Sequence[SparseRows]
+    ) -> BackwardReducer | ForwardReducer | ShardedReducer:
+        overlap = self.strategy.overlap
+        if self.sharded:
+            return ShardedReducer(self.model, self.optimizers, buckets, overlap, self)
+        if overlap == "forward":
+            return ForwardReducer(
+                self.model, self.optimizers, buckets, piece_bytes, self, clock=self.lane.now
+            )
+        return BackwardReducer(buckets, overlap, self, rows)
 
     def endpoint(self, ranks: Ranks) -> Endpoint:
         """Where the replicas of some parameters meet."""
@@ -203,6 +215,15 @@ class Core:
         name = f"reduce {rows.name}"
         return self.endpoint(None).start(self._driver, "reduce", partial(rows.reduce, weight), name)
 
+    def start_reducing(self, place: int, make: Make, name: str) -> Task:
+        """Start a coroutine of the engine's own among the replicas of a bucket."""
+        return self._group_of[place].endpoint.start(self._driver, "reduce", make, name)
+
+    def position(self, place: int) -> tuple[int, int]:
+        """This worker's number among the replicas of a bucket, and how many these are."""
+        lane = self._group_of[place].endpoint.lane
+        return lane.rank, lane.world_size
+
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
         asked for so many steps ago. Where replicas differ not all know of it: who has it raises alone, and
@@ -230,7 +251,32 @@ class Core:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
         with self.reducer.gradients():
             limit = norm_to_clip(self.strategy, max_norm, self.lane.world_size)
+            if self.sharded or any(group.ranks is not None for group in self.groups):
+                return clip_parts(self._gradient_parts(), limit, norm_type, self._gather_number)
             return nn.utils.clip_grad_norm_(self.model.parameters(), limit, norm_type)
+
+    def _gradient_parts(self) -> list[GradientPart]:
+        if isinstance(self.reducer, ShardedReducer):
+            owned = [piece.parameter.grad for piece in self.reducer.pieces]
+            return [GradientPart(gradient, 1) for gradient in owned if gradient is not None]
+        everyone = self.lane.world_size
+        holders = {
+            id(p): everyone if group.ranks is None else len(group.ranks)
+            for group in self.groups
+            for bucket in group.buckets
+            for p in bucket.parameters
+        }
+        return [
+            GradientPart(p.grad, holders.get(id(p), everyone))
+            for p in self.model.parameters()
+            if p.grad is not None
+        ]
+
+    def _gather_number(self, mine: Tensor) -> Tensor:
+        """Every worker's number, in order of rank."""
+        everyones = mine.new_empty(self.lane.world_size)
+        self.wait_for([self.engine.issue(lambda wire: wire.all_gather(mine, everyones))])
+        return everyones
 
     # -- parameters -----------------------------------------------------------------------------------
 
@@ -261,6 +307,8 @@ class Core:
         """Count an optimizer step, and start mixing."""
         self._rates.restore_()
         self.reducer.record_step()
+        for bucket in self.buckets:
+            bucket.keep_()
         if self._mixes:
             with range_of("mix"):
                 yield from self.mixer.launching(self.context.step)
@@ -330,7 +378,8 @@ class Core:
         """Go on with this worker's share of the states that all workers saved, in order of rank."""
         rank, world_size = self.lane.rank, self.lane.world_size
         state.check_strategy(saved, self.strategy)
-        if len(self.groups) > 1 and len(saved) != world_size:
+        keeps = any(each["leaves"] for each in saved)
+        if keeps and len(self.groups) > 1 and len(saved) != world_size:
             raise DataError(
                 f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
                 hint="go on with as many workers as saved it",
@@ -339,6 +388,27 @@ class Core:
         for group, loaded in zip(self.groups, states, strict=True):
             group.state = loaded
         self.steps = max(int(each["steps"]) for each in saved)
+
+    def take_over(self, own: dict[str, Any] | None, giver: dict[str, Any], *, joins: bool) -> None:
+        """Go on in another world: with this worker's own leaves, and what all have in common from `giver`.
+
+        Whoever joins has no leaves of its own, or must not keep those that all have in common.
+        """
+        rank, world_size = self.lane.rank, self.lane.world_size
+        if own is not None:
+            state.load_leaves(self.buckets, [own["leaves"]] * world_size, rank, world_size)
+        if joins:
+            state.load_common(self.buckets, giver["leaves"])
+        if giver["layout"] == [bucket.names for bucket in self.buckets]:
+            for group, plain in zip(self.groups, giver["plain"], strict=True):
+                state.load_same(group.state, plain)
+
+    def restart(self) -> None:
+        """The model has been replaced before training: make the strategy's state anew, and count from 0."""
+        for group in self.groups:
+            group.state = self.strategy.init(group.buckets, group.endpoint.wire())
+        self.meter.reset()
+        self.engine_meter.reset()
 
 
 async def _remember_and_reduce(bucket: ParameterBucket, reduce: Make, wire: Wire) -> None:

@@ -27,7 +27,7 @@ class ForwardHooks:
     def __init__(
         self, model: nn.Module, buckets: Sequence[ParameterBucket], need: Callable[[Iterable[int]], None]
     ) -> None:
-        if _is_compiled(model):
+        if is_compiled(model):
             raise UsageError(
                 "overlap='forward' cannot see into a model that is compiled as a whole",
                 hint="compile it block by block, or use AllReduce(overlap='backward')",
@@ -49,7 +49,7 @@ class ForwardHooks:
         for module, indices in owned.items():
             hook = partial(self._before, sorted(indices))
             self.handles.append(module.register_forward_pre_hook(hook, prepend=True))
-        if not any(_is_compiled(module) for module in self._model.modules()):
+        if not any(is_compiled(module) for module in self._model.modules()):
             look = self._model.register_forward_pre_hook(self._start_looking, prepend=True)
             done = self._model.register_forward_hook(self._stop_looking, always_call=True)
             self.handles += [look, done]
@@ -69,7 +69,7 @@ class ForwardHooks:
         if _is_wrapper(module):
             hidden, target = True, module  # its own hooks fire, those of what it wraps do not
         else:
-            hidden = hidden or _is_compiled(module)  # compiled in place: not even its own fire
+            hidden = hidden or is_compiled(module)  # compiled in place: not even its own fire
             target = caller if hidden else module
         mine = [id(p) for p in module.parameters(recurse=False) if id(p) in self._bucket_of]
         if mine:
@@ -126,5 +126,5 @@ def _is_wrapper(module: nn.Module) -> bool:
     return type(module).__name__ == "OptimizedModule"
 
 
-def _is_compiled(module: nn.Module) -> bool:
+def is_compiled(module: nn.Module) -> bool:
     return _is_wrapper(module) or module._compiled_call_impl is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.engine import tensors
 from thinwire.engine.buckets import ParameterBucket, local
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerDiffers
@@ -33,6 +33,12 @@ class Replicas:
     def sum_(self, data: Tensor) -> None:
         """Overwrite a tensor with its sum over workers."""
         self._wait(self._endpoint.issue(lambda wire: wire.all_reduce_(data)))
+
+    def total(self, values: Sequence[float]) -> list[float]:
+        """The sums of a few numbers over workers."""
+        data = torch.tensor(values, dtype=torch.float64)
+        self.sum_(data)
+        return [float(value) for value in data]
 
     def _average_(self, data: Tensor) -> None:
         self.sum_(data)
@@ -115,23 +121,21 @@ class Replicas:
         if int(everyones.min()) < most:
             self.broadcast_tensors_([*model.parameters(), *model.buffers()], source)
             for optimizer in optimizers:
-                state = self._broadcast_state(optimizer.state_dict(), source)
+                state = self.broadcast_state(optimizer.state_dict(), source)
                 if self._rank != source:
                     optimizer.load_state_dict(state)
         return most
 
-    def _broadcast_state(self, state: dict[str, Any], source: int) -> dict[str, Any]:
-        """Worker `source`'s state dict, on every worker."""
-        buffer = io.BytesIO()
+    def broadcast_state(self, state: Any, source: int) -> Any:
+        """Worker `source`'s tree of tensors and plain values, on every worker; nothing is unpickled."""
+        data = torch.zeros(1, dtype=torch.uint8)
         if self._rank == source:
-            torch.save(state, buffer)
-        data = torch.frombuffer(bytearray(buffer.getvalue() or b"\0"), dtype=torch.uint8)
+            data = tensors.pack(tensors.snapshot({"state": state}))
         length = torch.tensor([data.numel()])
         self._broadcast_(length, source)
         received = data if self._rank == source else torch.empty(int(length), dtype=torch.uint8)
         self._broadcast_(received, source)
-        loaded: dict[str, Any] = torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
-        return loaded
+        return tensors.unpack(received)["state"]
 
 
 def encode_name(name: str) -> Tensor:

@@ -28,16 +28,21 @@ class Saver:
     Workers meet in the file system alone: no collective of this thread can mix with those of training.
     """
 
-    def __init__(self, folder: Path, link: Link, about: Mapping[str, str], *, nonce: str, keep: int) -> None:
-        self._folder, self._link, self._about = folder, link, about
+    def __init__(self, folder: Path, link: Link, *, nonce: str, keep: int) -> None:
+        self._folder, self._link = folder, link
+        self._about: Mapping[str, str] = {}
         self._nonce, self._keep = nonce, keep
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._failure = ""
 
-    def start(self, step: int, own: TreeSnapshot, common: TreeSnapshot | None) -> None:
-        """Begin to write; `wait` must have been called after the last time."""
+    def start(
+        self, step: int, own: TreeSnapshot, common: TreeSnapshot | None, about: Mapping[str, str]
+    ) -> None:
+        """Begin to write, with what the training is about; `wait` must have been called after the last
+        time."""
         assert self._thread is None, "one snapshot at a time"
+        self._about = about
         self._thread = threading.Thread(
             target=self._save, args=(step, own, common), name="thinwire-checkpoint", daemon=True
         )

@@ -34,9 +34,11 @@ class StateAccessHooks:
         *,
         finish: Callable[[], None],
         drop: Callable[[], None] | None = None,
+        owner_of_gradients: str = "overlap='forward'",
     ) -> None:
         self._model, self._optimizers = model, optimizers
         self._finish, self._drop = finish, drop
+        self._owner_of_gradients = owner_of_gradients
         self._handles: list[RemovableHandle] = []
         self._overrides: list[tuple[_Owner, str]] = []
         self._hidden: set[int] = set()
@@ -88,8 +90,8 @@ class StateAccessHooks:
     def _zero_grad(self, owner: _Owner, drop: Callable[[], None], set_to_none: bool = True) -> None:
         if not set_to_none:
             raise UsageError(
-                "overlap='forward' keeps no gradients that could be set to zero",
-                hint="call zero_grad() without set_to_none=False, or use AllReduce(overlap='backward')",
+                f"{self._owner_of_gradients} keeps no gradients that could be set to zero",
+                hint="call zero_grad() without set_to_none=False",
             )
         drop()
         type(owner).zero_grad(owner)  # type: ignore[arg-type]  # each its own

@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
@@ -111,6 +114,26 @@ def named_layers(model: nn.Module, layers: Sequence[str]) -> list[Candidate]:
                 raise SettingError(f"layers: {name} cannot be split: {fault}", hint=hint)
         check(any(name in found for name in matching), "layers", f"{_RULE}", key, hint=hint)
     return list(found.values())
+
+
+@torch.no_grad()
+def count_rows(model: nn.Module, layers: Sequence[Candidate], example: Any) -> dict[str, float]:
+    """Rows that go through each layer in one forward of an example; in eval mode, so that nothing changes."""
+    rows: dict[str, float] = {}
+
+    def look(candidate: Candidate, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        rows[candidate.name] = rows.get(candidate.name, 0.0) + candidate.input_rows(inputs[0])
+
+    handles = [each.module.register_forward_pre_hook(partial(look, each)) for each in layers]
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()(*(example if isinstance(example, tuple) else (example,)))
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    return rows
 
 
 def _owners(model: nn.Module) -> dict[int, list[str]]:

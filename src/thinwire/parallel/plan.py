@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from thinwire.parallel.volumes import Split
-from thinwire.units import as_bytes
+from thinwire.units import as_bytes, as_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +25,8 @@ class LayerPlan:
     """Sent per worker and step if it stayed data-parallel; None: the rows of a batch are not known."""
     hybrid_bytes: float | None = None
     """Sent per worker and step as planned."""
+    saved_s: float | None = None
+    """Seconds on the wire that it saves in a step; None: the network is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,12 +49,21 @@ class HybridPlan:
         return mesh
 
     def __str__(self) -> str:
-        head = ("layer", "placement", "groups", "weights", "of a worker", "data-parallel", "as planned")
+        head = (
+            "layer",
+            "placement",
+            "groups",
+            "weights",
+            "of a worker",
+            "data-parallel",
+            "as planned",
+            "saved",
+        )
         rows = [head, *(self._row(layer) for layer in self.layers)]
         rest = as_bytes(self.rest_bytes)
-        rows.append(("everything else", "data-parallel", str(self.num_workers), rest, rest, "", ""))
-        if all(layer.data_bytes is None for layer in self.layers):
-            rows = [row[:5] for row in rows]
+        rows.append(("everything else", "data-parallel", str(self.num_workers), rest, rest, "", "", ""))
+        used = [column for column in zip(*rows, strict=True) if any(column[1:])]
+        rows = list(zip(*used, strict=True))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = [
             "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -71,4 +82,5 @@ class HybridPlan:
             as_bytes(layer.weight_bytes),
             as_bytes(layer.weight_bytes / size),
             *("" if count is None else as_bytes(count) for count in sent),
+            "" if layer.saved_s is None else as_seconds(layer.saved_s),
         )

@@ -3,12 +3,11 @@
 N workers in G groups of T = N / G. A group holds one copy of a split layer, each worker a strip of its
 features. Das et al. (2016, arXiv:1602.06709) count 2 size_data ifm minibatch / G for activations and
 size_data ifm ofm (2 - overlap) G / N for weights; here is the same, exact for rings and all-to-all, and for
-both ways to split a layer.
+both ways to split a layer. `planner/balance.py` has the formulas of the paper.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -48,25 +47,14 @@ class LayerSize:
             to_all, exchanged = exchanged, to_all
         return 2 * self.rows * (size - 1) * (to_all + exchanged / size)
 
+    def activation_messages(self, size: int) -> int:
+        """Messages one after another: four moves, each with all others of the group."""
+        return 4 * (size - 1)
+
     @property
     def better_split(self) -> Split:
         """The one that sends the narrower side to all."""
         return "rowwise" if self.in_features > self.out_features else "colwise"
-
-
-def optimal_groups(num_workers: int, minibatch: float, ofm: int, overlap: float = 1.0) -> float:
-    """The number of groups that sends least for a fully connected layer, by Das et al.: not a whole number.
-
-    Args:
-        num_workers: N.
-        minibatch: samples of all workers in a step.
-        ofm: output features.
-        overlap: 0 to 1, how much of sending and receiving happens at one time.
-
-    >>> round(optimal_groups(64, 256, 4096, overlap=0.0), 1), round(optimal_groups(64, 256, 4096), 1)
-    (2.0, 2.8)
-    """
-    return math.sqrt(2 * num_workers * minibatch / (ofm * (2 - overlap)))
 
 
 def divisors(number: int) -> list[int]:

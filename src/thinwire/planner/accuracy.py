@@ -16,6 +16,8 @@ from pathlib import Path
 TABLE = Path(__file__).with_name("accuracy.json")
 LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
+RESOLVED = 0.5
+"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
 FURTHEST = 2
 """A row counts for up to so many times the workers it was measured with: with more, loss grows."""
 
@@ -97,10 +99,10 @@ def expected(
         return EXACT
     own = without_lead_in(settings)
     known = table() if rows is None else rows
-    found = [row for row in known if row.strategy == strategy and dict(row.settings) == own]
+    found = [row for row in known if row.strategy == strategy and _same(row.settings, own)]
     same = [row for row in found if row.recipe == recipe]
     # percents of perplexity are no points of accuracy: they count for their own recipe only
-    found = same or [row for row in found if row.metric == "accuracy"]
+    found = same or [row for row in found if row.metric == "accuracy" and row.error <= RESOLVED]
     nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
     candidates = [row for row in nearest if row is not None]
     if not candidates:
@@ -110,6 +112,12 @@ def expected(
     basis = f"{worst.recipe} with {worst.workers} workers, {worst.epochs} epochs, {runs} ({worst.source})"
     margin = 2 * worst.error
     return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
+
+
+def _same(measured: Settings, own: Settings) -> bool:
+    """Whether these are the settings that were measured; one that did not exist then must be off."""
+    known = all(name in own and own[name] == value for name, value in measured.items())
+    return known and not any(value for name, value in own.items() if name not in measured)
 
 
 def _recipes(rows: Sequence[Measured]) -> list[str]:

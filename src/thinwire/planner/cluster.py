@@ -13,7 +13,7 @@ from thinwire.checked_json import fits, parse_json
 from thinwire.errors import DataError, check
 from thinwire.files import read_regular
 from thinwire.hosts.description import Description, Host
-from thinwire.hosts.quantities import check_rate
+from thinwire.hosts.quantities import check_rate, format_rate
 
 FORMAT = "thinwire cluster 1"
 MOST_BYTES = 1 << 26
@@ -99,8 +99,14 @@ class Cluster:
         return replace(self, hosts=tuple(kinds))
 
     def summary(self) -> str:
-        """The hosts in one line."""
-        return self.describe(len(self.hosts)).summary() if self.measured else self.describe(1).summary()[2:]
+        """The hosts in one line; those that are stated may be any number."""
+        rates = sorted({host.rate_bit_per_s for host in self.in_kinds().hosts})
+        words = f"{len(self.hosts)} hosts at " if len(self.hosts) > 1 else "hosts at "
+        words += " and ".join(format_rate(float(f"{rate:.3g}")) for rate in rates)
+        if self.uplink_bit_per_s is not None:
+            words += f", {self._num_sites} sites with uplinks of {format_rate(self.uplink_bit_per_s)}"
+        slow = [f"{host.name} at {host.speed:.2f}" for host in self.hosts if host.speed < 1]
+        return f"{words}, slow: {', '.join(slow)}" if slow else words
 
     def save(self, path: Path, found: Mapping[str, Any] | None = None) -> None:
         """Write the file that `load` reads, with what else was found."""

@@ -59,6 +59,9 @@ class RunConfig:
     """Who trains on which samples: "dealt" out anew in every epoch, each worker having all of them; its "own"
     part, shuffled by itself; or its own part, whose samples travel in a "ring"."""
 
+    apoptosis: str = ""
+    """How the network shrinks while it trains, as `MODE:KEY=VALUE`; empty: it does not."""
+
     def __post_init__(self) -> None:
         check_one_of("device", self.device, ("auto", "cpu", "cuda"))
         check_one_of("shuffle", self.shuffle, ("dealt", "own", "ring"))
@@ -91,6 +94,10 @@ def resolve(
         data=None if data is None else str(data.absolute()),
         **others,
     )
+    if config.apoptosis:
+        from thinwire.apoptosis.settings import parse  # which imports torch
+
+        parse(config.apoptosis)
     if found.locate is not None:  # missing data is reported here, not by every worker
         found.locate(data)
     return config

@@ -13,7 +13,17 @@ from statistics import fmean
 from typing import Any
 
 from thinwire.errors import MissingExtra, ThinwireError
-from thinwire.events import Evaluated, Event, EventReader, EventWriter, Failed, Progress, RunStarted, Summary
+from thinwire.events import (
+    Evaluated,
+    Event,
+    EventReader,
+    EventWriter,
+    Failed,
+    Progress,
+    RunStarted,
+    Shrunk,
+    Summary,
+)
 from thinwire.files import locked
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
@@ -34,6 +44,8 @@ class RunState:
     started: dict[int, RunStarted] = field(default_factory=dict)
     progress: dict[int, Progress] = field(default_factory=dict)
     evaluated: Evaluated | None = None
+    shrunk: Shrunk | None = None
+    """The last event of apoptosis."""
     summary: Summary | None = None
     failures: list[tuple[float, int, Failed]] = field(default_factory=list)
     """With time and rank."""
@@ -47,6 +59,8 @@ class RunState:
                     self.progress[event.rank] = progress
                 case Evaluated() as evaluated:
                     self.evaluated = evaluated
+                case Shrunk() as shrunk:
+                    self.shrunk = shrunk
                 case Summary() as summary:
                     self.summary = summary
                 case Failed() as failed:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.apoptosis.settings import parse as parse_apoptosis
 from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.engine.attach import attach
 from thinwire.engine.core import Stats
@@ -236,5 +237,6 @@ def attach_by(
     strategy = strategies.build(config.strategy, config.settings)
     # workers that never talk are evaluated each by itself: their mean would be meaningless
     agree = strategy.replicas_agree or not talks(strategy)
-    with attach(model, optimizer, strategy, num_steps=max(1, num_steps)) as link:
+    apoptosis = parse_apoptosis(config.apoptosis) if config.apoptosis else None
+    with attach(model, optimizer, strategy, num_steps=max(1, num_steps), apoptosis=apoptosis) as link:
         yield Attached(model=model, optimizer=optimizer, link=link, replicas_agree=agree)

@@ -21,6 +21,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.profiler import schedule as profile_schedule
 
+from thinwire.apoptosis.architecture import rebuild
+from thinwire.apoptosis.shrinking import Shrinking
 from thinwire.data import Shards, ShuffleRing, Streams
 from thinwire.engine.checkpoint import Checkpoint
 from thinwire.engine.link import Link
@@ -73,6 +75,8 @@ def train(
         setup = replace(setup, data=own_part(setup.data, worker.rank, worker.world_size))
     advice = setup.advice(plan.num_steps, log=False)  # attach says it
     model = setup.training.model().to(setup.device)
+    if config.resume and config.apoptosis and worker.checkpoints is not None:
+        rebuild(model, worker.checkpoints)
     schedule = LRSchedule(setup.training, model, plan)
     with (
         (attach or partial(attach_by, config, plan.num_steps))(model, schedule.optimizer) as attached,
@@ -109,6 +113,8 @@ class _Loop:
     shards: AnyShards
     carried: Carried = None
     evaluated: Evaluated | None = None
+    told: int = 0
+    """Events of apoptosis that were emitted."""
 
     def run(self, after_step: Sequence[Callable[[], object]]) -> Evaluated:
         """Train all epochs that are left; return the last evaluation."""
@@ -143,9 +149,20 @@ class _Loop:
         loss.backward()
         if setup.training.clip_norm is not None:
             attached.link.clip_grad_norm_(setup.training.clip_norm)
+        if isinstance(attached.link, Link):
+            attached.link.observe(value)
         attached.optimizer.step()
+        self._tell_shrinking()
         self.schedule.step()
         meter.stepped(value, len(batch), epoch)
+
+    def _tell_shrinking(self) -> None:
+        """Emit what apoptosis has done in this step, as rank 0 does for all."""
+        companion = self.attached.link.companion if isinstance(self.attached.link, Link) else None
+        if isinstance(companion, Shrinking) and self.meter.rank == 0:
+            for event in companion.history[self.told :]:
+                self.meter.emit(event)
+            self.told = len(companion.history)
 
     def _evaluate(self, epoch: int) -> None:
         meter, link = self.meter, self.attached.link

@@ -47,34 +47,46 @@ def scaling_plot(plan: Mapping[str, Any]) -> Plot:
 
 def against_plot(compared: Sequence[Mapping[str, Any]]) -> Plot:
     """Predicted against measured seconds, one dot for each strategy in each cell."""
-    caption = "on the line, the prediction is right; open dots: the processor was the limit"
-    plot = drawing.new_plot("against", "Predicted and measured seconds per step", "lab", caption)
-    names = list(dict.fromkeys(each["strategy"] for each in compared))
-    looks = drawing.looks_of([(name, "ours") for name in names])
+    caption = "on the line, the prediction is right; the band is 15 %; open dots: the processor was the limit"
+    about = f"{len(compared)} cells measured in the lab"
+    plot = drawing.new_plot("against", "Predicted and measured seconds per step", about, caption)
+    counts = sorted({each["workers"] for each in compared})
+    looks = drawing.looks_of([(str(workers), "ours") for workers in counts])
     for each in compared:
-        look, full = looks[each["strategy"]], each["processor_full"]
+        look, full = looks[str(each["workers"])], each["processor_full"]
         [dot] = plot.axes.plot(
             [each["measured_s"]],
             [each["predicted_s"]],
             color=look.colour,
-            marker="o",
+            marker=look.marker,
             markersize=4,
+            linestyle="",
             fillstyle="none" if full else "full",
         )
         where = f"{each['strategy']}, {each['workers']} workers, {each['rate']}"
         plot.tip(dot, f"{where}: {each['predicted_s']:.3f} s, measured {each['measured_s']:.3f} s")
     low = min(min(each["measured_s"], each["predicted_s"]) for each in compared) / 1.2
     high = max(max(each["measured_s"], each["predicted_s"]) for each in compared) * 1.2
+    band = ([0.85 * low, 0.85 * high], [1.15 * low, 1.15 * high])
     plot.axes.plot([low, high], [low, high], color=INK, linewidth=0.9)
-    plot.axes.fill_between(
-        [low, high], [0.85 * low, 0.85 * high], [1.15 * low, 1.15 * high], color=INK, alpha=0.1, linewidth=0
-    )
-    plot.axes.set_xscale("log")
-    plot.axes.set_yscale("log")
-    plot.axes.set_xlabel("measured seconds per step")
+    plot.axes.fill_between([low, high], *band, color=INK, alpha=0.1, linewidth=0)
+    ticks = [t for t in _TICKS_S if low <= t <= high]
+    for axis, scale in ((plot.axes.xaxis, plot.axes.set_xscale), (plot.axes.yaxis, plot.axes.set_yscale)):
+        scale("log")
+        axis.set_ticks(ticks, [f"{t:g} s" for t in ticks])
+        axis.set_ticks([], minor=True)
+    for workers in counts:
+        look = looks[str(workers)]
+        named = f"{workers} workers"
+        plot.axes.plot([], [], label=named, color=look.colour, marker=look.marker, linestyle="")
+    plot.axes.legend(frameon=False)
+    plot.axes.set_xlabel("measured")
     plot.axes.set_ylabel("predicted")
     plot.axes.grid()
     return plot
+
+
+_TICKS_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
 
 
 def write_plot(plot: Plot, folder: Path) -> Path:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from thinwire.report import drawing
-from thinwire.report.drawing import COMPUTE, DASHES, INK, MUTED, Label, Looks, Plot
+from thinwire.report.drawing import COLOURS, COMPUTE, DASHES, INK, MUTED, Label, Looks, Plot
 from thinwire.report.runs import Point, Run, WorkerRecord
 from thinwire.report.subject import Comparison
 from thinwire.timings import GridCell, Timing, cells, headline, net_words, place, ran
@@ -18,6 +18,8 @@ MOST_POINTS = 300
 """Most points of a curve; longer ones are averaged down."""
 MOST_WORKERS = 24
 """Most workers in a plot or a table: the slowest are shown."""
+WIDTHS = [COLOURS[f"ours-{number}"][0] for number in range(1, 9)]
+"""Colours of layers."""
 LOG_FROM = 20.0
 """Ratio of largest to smallest loss above which the scale is logarithmic."""
 EFFICIENCY = (
@@ -49,7 +51,27 @@ def run_plots(compared: Comparison, looks: Looks) -> list[Plot]:
         plot = drawing.new_plot(name, title, compared.recipe, caption)
         plot.axes.set(xlabel="epochs", ylabel="distance from the mean model")
         plots.append(_draw(plot, runs, distances, looks, None, from_zero=True))
-    return plots
+    return plots + [_widths(run) for run in runs if run.widths()]
+
+
+def _widths(run: Run) -> Plot:
+    """How wide every layer was, epoch by epoch."""
+    name, about = f"widths-{run.folder.name}", f"{run.recipe}, {run.label}"
+    caption = "Neurons left in every layer that apoptosis may shrink, after each of its events."
+    plot = drawing.new_plot(name, "Layer widths against epochs", about, caption)
+    ends = []
+    for at, (layer, curve) in enumerate(run.widths().items()):
+        colour = WIDTHS[at % len(WIDTHS)]
+        places, heights = zip(*curve, strict=True)
+        [line] = plot.axes.step(places, heights, where="post", color=colour, linewidth=1.6)
+        plot.tip(line, f"layer {layer}: {heights[0]:,.0f} to {heights[-1]:,.0f} neurons")
+        ends.append((heights[-1], layer, colour))
+    plot.axes.set(xlabel="epochs", ylabel="neurons")
+    plot.axes.set_xlim(left=0)
+    plot.axes.set_ylim(bottom=0)
+    plot.axes.grid(axis="y")
+    drawing.end_labels(plot.axes, ends)
+    return plot
 
 
 def thinned(points: Sequence[Point]) -> list[Point]:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from thinwire.checked_json import fits, fitting, parse_json
-from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Summary
+from thinwire.events import Evaluated, Event, Failed, Progress, RunEnded, RunStarted, Shrunk, Summary
 from thinwire.files import read_regular
 from thinwire.timings import Family
 
@@ -82,6 +82,8 @@ class Run:
     instruments: Mapping[str, float]
     """The strategy's instruments at the end, mean over workers."""
     evaluated: tuple[Evaluated, ...]
+    shrunk: tuple[Shrunk, ...]
+    """What apoptosis has removed."""
     summary: Summary | None
     failures: tuple[tuple[Event, Failed], ...]
     """Causes first, then their consequences."""
@@ -124,6 +126,18 @@ class Run:
     def distances(self) -> list[Point]:
         """The distance of replicas from their mean against epochs, where it was measured."""
         return [(e.epoch, e.distance) for e in self.evaluated if e.distance is not None]
+
+    def widths(self) -> dict[str, list[Point]]:
+        """Neurons of every layer that has shrunk against epochs, up to the last epoch."""
+        per_epoch = next((e.step / e.epoch for e in reversed(self.evaluated) if e.epoch and e.step), 0.0)
+        if not per_epoch or not self.shrunk:
+            return {}
+        found: dict[str, list[Point]] = {}
+        for event in self.shrunk:
+            for name, width in event.widths.items():
+                if name not in event.left_alone:
+                    found.setdefault(name, []).append((event.step / per_epoch, width))
+        return {name: [*curve, (self.steps / per_epoch, curve[-1][1])] for name, curve in found.items()}
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -168,6 +182,7 @@ def make_run(folder: Path, events: Sequence[Event]) -> Run | None:
         samples_per_s=_mean(w.samples_per_s for w in workers) * world_size,
         instruments={} if summary is None else summary.instruments,
         evaluated=tuple(_without_repeated(evaluated)),
+        shrunk=tuple(event.record for event in events if isinstance(event.record, Shrunk)),
         summary=summary,
         failures=tuple(sorted(failed, key=lambda pair: (pair[1].consequence, pair[0].time))),
         state=_state(events),

@@ -78,14 +78,18 @@ class Bucket(Gradients, Values, Protocol):
     def name_at(self, place: int) -> str:
         """The name of the parameter that a number in `gradient` belongs to, for messages."""
 
-    def zeros(self, name: str, *, on_resize: OnResize, part: Part = "all") -> Tensor:
+    def zeros(
+        self, name: str, *, on_resize: OnResize, part: Part = "all", of_parameters: bool = False
+    ) -> Tensor:
         """A flat tensor of state that follows its parameters into checkpoints, other buckets and other
         worlds.
 
         `part`: for all parameters, or the large ones only (`exact_from` numbers). In float32 at least.
+        `of_parameters`: it will hold values of parameters (not of gradients), so what changes the values of
+        all parameters at once, as the removal of neurons does, must change it too.
         """
 
-    def keep(self, name: str, data: Tensor, *, on_resize: OnResize) -> Tensor:
+    def keep(self, name: str, data: Tensor, *, on_resize: OnResize, of_parameters: bool = False) -> Tensor:
         """The same with this content, such as a copy of the parameters; returns `data`."""
 
 

@@ -83,7 +83,9 @@ class GossipGraD(Strategy):
             pick = Pick(self.payload, chunks.count(self.share))
         memory = RoundingMemory([], [])
         if pick.payload == "int8":
-            memory.references = [b.keep("reference", b.read(), on_resize="same") for b in buckets]
+            memory.references = [
+                b.keep("reference", b.read(), on_resize="same", of_parameters=True) for b in buckets
+            ]
             memory.errors = [b.keep("rounding error", b.read().zero_(), on_resize="reset") for b in buckets]
         state = GossipState(memory, pick.payload, pick.num_chunks)
         state.runtime = runtime

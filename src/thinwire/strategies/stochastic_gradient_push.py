@@ -141,7 +141,9 @@ class StochasticGradientPush(Strategy):
         check_real(buckets, "StochasticGradientPush")
         memory = RoundingMemory([], [])  # rounding errors stay in the parameters
         if self.payload == "int8":
-            memory.references = [b.keep("reference", b.read(), on_resize="same") for b in buckets]
+            memory.references = [
+                b.keep("reference", b.read(), on_resize="same", of_parameters=True) for b in buckets
+            ]
         size = chunk_size([bucket.num_parameters for bucket in buckets])
         chunks = [Chunks([bucket.num_parameters], size) for bucket in buckets]
         state = PushState(memory, [[1.0] * len(each) for each in chunks], [WindowPosition() for _ in buckets])

@@ -156,6 +156,9 @@ def shapes_and_strategies(draw: st.DrawFn) -> tuple[list[int], int, Strategy]:
                 tw.DiLoCo(
                     interval=interval, fragments=fragments, delay=delay, outer_lr=1.0, outer_momentum=0.0
                 ),
+                tw.DiLoCo(
+                    interval=interval, fragments=fragments, outer_lr=1.0, outer_momentum=0.0, quorum=0.99
+                ),
                 tw.HierarchicalAveraging(inner_interval=1, interval=interval, groups=1),
             ]
         )

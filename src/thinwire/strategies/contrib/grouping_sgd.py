@@ -76,8 +76,12 @@ class GroupingSGD(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GroupingState:
         check_real(buckets, "GroupingSGD")
-        centres = [bucket.keep("centre", bucket.read(), on_resize="same") for bucket in buckets]
-        fetched = [bucket.keep("fetched", bucket.read(), on_resize="mean") for bucket in buckets]
+        centres = [
+            bucket.keep("centre", bucket.read(), on_resize="same", of_parameters=True) for bucket in buckets
+        ]
+        fetched = [
+            bucket.keep("fetched", bucket.read(), on_resize="mean", of_parameters=True) for bucket in buckets
+        ]
         return GroupingState(centres, fetched, [-1] * wire.world_size)
 
     async def reduce(self, bucket: Bucket, state: GroupingState, wire: Wire) -> None:

@@ -141,7 +141,7 @@ class LocalStrategy(Strategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         check_real(buckets, type(self).__name__)
         outer = self.outer(wire.world_size)
-        anchors = [self._leaf(bucket, "anchor", "same") for bucket in buckets]
+        anchors = [self._leaf(bucket, "anchor", "same", of_parameters=True) for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())
         velocities, residuals = list[Tensor](), list[Tensor]()
@@ -156,10 +156,17 @@ class LocalStrategy(Strategy):
             state.progress = Progress([0.0] * self.period)
         return state
 
-    def _leaf(self, bucket: Bucket, name: str, on_resize: OnResize, part: Part = "all") -> Tensor:
-        data = bucket.zeros(name, on_resize=on_resize, part=part)
+    def _leaf(
+        self,
+        bucket: Bucket,
+        name: str,
+        on_resize: OnResize,
+        part: Part = "all",
+        of_parameters: bool = False,
+    ) -> Tensor:
+        data = bucket.zeros(name, on_resize=on_resize, part=part, of_parameters=of_parameters)
         if self.on_cpu and not data.is_meta:
-            data = bucket.keep(name, data.cpu(), on_resize=on_resize)
+            data = bucket.keep(name, data.cpu(), on_resize=on_resize, of_parameters=of_parameters)
         return data
 
     async def mix(self, bucket: Bucket, state: LocalState, wire: Wire) -> None:

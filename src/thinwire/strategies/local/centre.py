@@ -64,8 +64,12 @@ class CentreStrategy(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> CentreState:
         check_real(buckets, type(self).__name__)
-        centres = [bucket.keep("centre", bucket.read(), on_resize="same") for bucket in buckets]
-        fetched = [bucket.keep("fetched", bucket.read(), on_resize="mean") for bucket in buckets]
+        centres = [
+            bucket.keep("centre", bucket.read(), on_resize="same", of_parameters=True) for bucket in buckets
+        ]
+        fetched = [
+            bucket.keep("fetched", bucket.read(), on_resize="mean", of_parameters=True) for bucket in buckets
+        ]
         state = CentreState(centres, fetched)
         state.waiting = [False] * len(buckets)
         return state

@@ -180,7 +180,7 @@ class Quorum:
         return rounds.open[tag]
 
     def _begin_grace(self, round_: Round, tag: int, rounds: Rounds, wire: Wire) -> None:
-        enough = math.ceil(self.quorum * wire.world_size)
+        enough = math.ceil(round(self.quorum * wire.world_size, 6))  # 0.7 of 10 are 7
         if round_.grace is None and round_.present >= enough:
             grace = round_.grace = wire.sleep(self.grace_s)
             news, to = torch.zeros(0, dtype=torch.uint8), wire.rank

@@ -1,0 +1,52 @@
+"""Draws layer widths over epochs from a result of `benchmarks.apoptosis`, for the page of its docs.
+
+python -m benchmarks.apoptosis_picture benchmarks/results/apoptosis-....json mnist-mlp docs/apoptosis.svg
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+
+mpl.use("svg")
+
+from matplotlib import pyplot as plt
+
+COLOURS = ("#0b62a4", "#d9541e", "#0b8a6a", "#8a3c9c")
+
+
+def main() -> None:
+    result, problem, out = Path(sys.argv[1]), sys.argv[2], Path(sys.argv[3])
+    runs = json.loads(result.read_text())["runs"]
+    run = next(r for r in runs if (r["problem"], r["method"]) == (problem, "adaptive") and r["events"])
+    first = next(r for r in runs if r["problem"] == problem and r["method"] == "none")
+    steps = run["events"][0]["step"]
+    epochs, spacing = len(run["curve"]), steps
+    num_steps = spacing * len(run["events"]) / 0.75 if len(run["events"]) else 1
+    figure, axes = plt.subplots(figsize=(6.4, 3.2))
+    layers = list(run["events"][0]["widths"])[:-1]
+    for colour, layer in zip(COLOURS, layers, strict=False):
+        places = [event["step"] / num_steps * epochs for event in run["events"]]
+        widths = [event["widths"][layer] for event in run["events"]]
+        axes.step(
+            [*places, epochs], [*widths, widths[-1]], where="post", color=colour, label=f"layer {layer}"
+        )
+    axes.set(xlabel="epochs", ylabel="neurons", ylim=(0, None), xlim=(0, epochs))
+    finals = first["curve"][-1]["metric"], run["curve"][-1]["metric"]
+    axes.set_title(
+        f"{problem}: {run['parameters'][0]:,} to {run['parameters'][1]:,} parameters, "
+        f"{finals[0]:.4f} without and {finals[1]:.4f} with apoptosis",
+        fontsize=9,
+    )
+    axes.legend(frameon=False)
+    axes.grid(axis="y", alpha=0.3)
+    figure.tight_layout()
+    figure.savefig(out, metadata={"Date": None})
+    print(f"wrote {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""What goes at one event: found by one worker, and told to the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.apoptosis.criteria import Merges, add_constants, find_exact
+from thinwire.apoptosis.elimination import eliminate
+from thinwire.apoptosis.moments import Moments, Table
+from thinwire.apoptosis.surgery import Fold, Removal
+from thinwire.apoptosis.units import Group
+
+
+def find_removals(
+    model: nn.Module, groups: Sequence[Group], table: Table, *, budget: float, min_width: int
+) -> list[Removal]:
+    """For every group what goes: by least squares on data where what consumers read was measured, else by
+    exact rules alone."""
+    found = []
+    for number, group in enumerate(groups):
+        if group.frozen or group.size <= min_width:
+            continue
+        moments = {
+            each.weight: table[number, each.weight]
+            for each in group.consumers
+            if (number, each.weight) in table
+        }
+        removal = _remove(model, group, moments, budget, min_width)
+        if removal is not None and len(removal.dropped):
+            found.append(removal)
+    return found
+
+
+def _remove(
+    model: nn.Module, group: Group, moments: dict[str, Moments], budget: float, min_width: int
+) -> Removal | None:
+    if len(moments) == len(group.consumers):
+        removal = eliminate(model, group, moments, budget=budget, min_width=min_width)
+        if removal is not None:
+            _name_causes(model, group, moments, removal)
+            return removal
+    return find_exact(model, group).removal(min_width)
+
+
+def _name_causes(model: nn.Module, group: Group, moments: dict[str, Moments], removal: Removal) -> None:
+    """Say which of those that go would have gone by an exact rule."""
+    merges: Merges = find_exact(model, group)
+    add_constants(model, merges, {weight: each.mean for weight, each in moments.items()})
+    gone, named = set(removal.dropped.tolist()), dict[str, int]()
+    for neuron, cause in merges.causes.items():
+        if neuron in gone:
+            named[cause] = named.get(cause, 0) + 1
+    rest = len(gone) - sum(named.values())
+    dead = min(removal.causes.get("dead", 0), rest)
+    named |= {"dead": dead, "made up for by others": rest - dead}
+    removal.causes = {cause: count for cause, count in named.items() if count}
+
+
+def encode(groups: Sequence[Group], removals: Sequence[Removal]) -> tuple[list[Any], list[Tensor]]:
+    """Removals as JSON, and the numbers of their folds in order."""
+    described = []
+    for removal in removals:
+        at = next(i for i, group in enumerate(groups) if group is removal.group)
+        described.append(
+            {
+                "group": at,
+                "name": removal.group.name,
+                "kept": removal.kept.tolist(),
+                "folds": list(removal.folds),
+                "causes": removal.causes,
+                "change": removal.change,
+            }
+        )
+    return described, _numbers(removals)
+
+
+def decode(
+    groups: Sequence[Group], described: Sequence[dict[str, Any]]
+) -> tuple[list[Removal], list[Tensor]]:
+    """The same removals, with tensors for the numbers that are still to come."""
+    removals = []
+    for each in described:
+        group = groups[each["group"]]
+        assert group.name == each["name"], "all workers have found the same groups"
+        kept = torch.tensor(each["kept"], dtype=torch.long)
+        gone = group.size - len(kept)
+        folds = {
+            weight: Fold(
+                coefficients=torch.zeros(gone, len(kept), dtype=torch.float64),
+                constants=torch.zeros(gone, dtype=torch.float64),
+            )
+            for weight in each["folds"]
+        }
+        removals.append(
+            Removal(group=group, kept=kept, folds=folds, causes=each["causes"], change=each["change"])
+        )
+    return removals, _numbers(removals)
+
+
+def _numbers(removals: Sequence[Removal]) -> list[Tensor]:
+    folds = [fold for removal in removals for fold in removal.folds.values()]
+    return [numbers for fold in folds for numbers in (fold.coefficients, fold.constants)]

@@ -1,0 +1,264 @@
+"""One training that shrinks: all workers decide and change together, in the same step, or none does."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thinwire.apoptosis.lasso import GroupLasso
+from thinwire.apoptosis.moments import Table, measure
+from thinwire.apoptosis.pace import Pace
+from thinwire.apoptosis.plan import decode, encode, find_removals
+from thinwire.apoptosis.settings import Apoptosis
+from thinwire.apoptosis.surgery import (
+    Kept,
+    Removal,
+    Snapshot,
+    check_state,
+    cut,
+    fold,
+    fold_tensors,
+    kept_indices,
+    prove,
+)
+from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.units import Group
+from thinwire.engine.link import Link
+from thinwire.errors import ThinwireError, UsageError
+from thinwire.events import Shrunk
+
+_log = logging.getLogger("thinwire")
+ROWS_PER_NEURON = 3
+"""Samples on which an event decides, of all workers together, for each neuron of the widest layer."""
+
+
+class Shrinking:
+    """Apoptosis joined to a link (`link.companion`)."""
+
+    def __init__(
+        self, settings: Apoptosis, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]
+    ) -> None:
+        self.settings = settings
+        self.history: list[Shrunk] = []
+        """What has happened so far, the same on all workers."""
+        self._link, self._optimizers = link, optimizers
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._calls: deque[Call] = deque()
+        self._call_rows = 0
+        """Samples in one call."""
+        self._widest = max((max(p.shape) for p in model.parameters() if p.dim() > 1), default=1)
+        self._pace = Pace(adaptive=settings.mode == "adaptive")
+        self._told: set[str] = set()
+        self._undo: tuple[Snapshot, dict[str, Any]] | None = None
+        self._groups: list[Group] | None = None
+        self._proven: dict[str, str] = {}
+        """Why a group cannot shrink, by name; empty: it can."""
+        self._lasso = GroupLasso(settings.lasso, optimizers) if settings.lasso else None
+        self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
+
+    # -- what a link asks ---------------------------------------------------------------------------
+
+    def observe(self, loss: float | Tensor) -> None:
+        self._pace.observe(loss)
+
+    def stepped(self) -> None:
+        done = self._link.steps
+        if self._lasso is not None and self._lasso.is_due(done) and self._calls:
+            self._link.synchronize()
+            self._lasso.apply_(self._model, self.groups())
+        if self._is_due(done):
+            self._event()
+
+    def leave(self) -> None:
+        self._handle.remove()
+        self._calls.clear()
+
+    def instruments(self) -> dict[str, float]:
+        return {"parameters": float(sum(p.numel() for p in self._model.parameters()))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"pace": self._pace.state_dict(), "events": len(self.history)}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._pace.load_state_dict(saved["pace"])
+        self._undo = None  # what came before the checkpoint is gone
+
+    # -- recording ----------------------------------------------------------------------------------
+
+    def _is_due(self, steps: int) -> bool:
+        first, every = self.settings.first, self.settings.every
+        return steps >= first and (steps - first) % every == 0
+
+    def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the last calls before an event; earlier ones would be forgotten again."""
+        if not module.training or not torch.is_grad_enabled():
+            return
+        given = Call(args, kwargs)
+        self._call_rows = given.rows() or self._call_rows
+        first, every = self.settings.first, self.settings.every
+        ahead = max(first - self._link.steps, -(self._link.steps - first) % every)
+        wanted = -(-ROWS_PER_NEURON * self._widest // max(1, self._call_rows * self._link.world_size))
+        if ahead <= wanted or (self._lasso is not None and not self._calls):
+            self._calls.append(given.copy())
+            while len(self._calls) > wanted + 1:
+                self._calls.popleft()
+
+    # -- an event -----------------------------------------------------------------------------------
+
+    def groups(self) -> list[Group]:
+        """The neurons of the model as it is now; those that cannot go say why."""
+        if self._groups is None:
+            call = self._calls[-1]
+            self._groups = trace(self._model, call)
+            for group in self._groups:
+                if group.name not in self._proven:  # later on it only gets smaller
+                    prove(self._model, group, call)
+                    self._proven[group.name] = group.frozen
+                group.frozen = group.frozen or self._proven[group.name]
+        return self._groups
+
+    def _event(self) -> None:
+        began_s = time.perf_counter()
+        link = self._link
+        link.synchronize()
+        losses = link.everyone.total([*self._pace.sums(), float(not self._calls)])
+        if losses[-1]:
+            self._warn(
+                "nothing is removed, since the forward of the attached module was not called in training "
+                "mode: attach the module that the training loop calls"
+            )
+            return
+        if self._pace.adaptive and losses[0] == 0:
+            self._warn(
+                "mode='adaptive' decides by the loss, which nobody tells: call link.observe(loss) in every "
+                "step"
+            )
+        decision = self._pace.decide(losses[:-1])
+        if decision == "undo" and self._undo is not None:
+            self._bring_back(began_s)
+            return
+        if decision == "wait":
+            return
+        if not link.strategy.replicas_agree:
+            link.average_()
+        removals = self._agree()
+        if removals and self._all_can(removals):
+            self._remove(removals, began_s)
+        self._calls.clear()
+
+    def _warn(self, text: str) -> None:
+        if self._link.rank == 0 and text not in self._told:
+            self._told.add(text)
+            _log.warning("apoptosis: %s", text)
+
+    def _agree(self) -> list[Removal]:
+        """What rank 0 decides, from the data of all workers, on every worker."""
+        link, groups = self._link, self.groups()
+        table = measure(self._model, groups, list(self._calls))
+        _sum_(table, link)
+        everyone, budget = link.everyone, self.settings.limit * self._pace.strength
+        found: list[Removal] = []
+        if link.rank == 0:
+            found = find_removals(
+                self._model, groups, table, budget=budget, min_width=self.settings.min_width
+            )
+        if link.world_size == 1:
+            return found
+        described, numbers = encode(groups, found)
+        described = everyone.gather_objects(described)[0]
+        if link.rank != 0:
+            found, numbers = decode(groups, described)
+        everyone.broadcast_tensors_(numbers, 0)
+        return found
+
+    def _all_can(self, removals: Sequence[Removal]) -> bool:
+        """Whether every worker is able to do it: otherwise none does."""
+        failure = ""
+        try:
+            check_state(self._model, self._optimizers, kept_indices(self._model, removals))
+        except ThinwireError as error:
+            failure = str(error)
+        for rank, other in enumerate(self._link.everyone.gather_objects(failure)):
+            if other:
+                raise UsageError(f"worker {rank} cannot remove neurons: {other}")
+        return True
+
+    def _remove(self, removals: Sequence[Removal], began_s: float) -> None:
+        link, model = self._link, self._model
+        kept: Kept = kept_indices(model, removals)
+        if self._pace.adaptive:
+            self._undo = (Snapshot.of(model, self._optimizers), link.state_dict())
+
+        def change() -> None:
+            for removal in removals:
+                fold(model, removal)
+            cut(model, self._optimizers, kept)
+
+        def move(values: dict[str, Tensor]) -> None:
+            for removal in removals:
+                values.update(fold_tensors(values, removal))
+
+        link.reshape(kept, change=change, move=move)
+        self._make_alike()
+        self._groups = None
+        causes = sum((Counter(each.causes) for each in removals), Counter[str]())
+        gone = sum(len(each.dropped) for each in removals)
+        self._note(gone, dict(causes), max(each.change for each in removals), began_s)
+
+    def _make_alike(self) -> None:
+        """Where processors round differently, what was folded in may differ in its last bit."""
+        tensors = [*self._model.parameters(), *self._model.buffers()]
+        if len(set(self._link.everyone.gather_objects(_digest(tensors)))) > 1:
+            self._link.everyone.broadcast_tensors_(tensors, 0)
+
+    def _bring_back(self, began_s: float) -> None:
+        assert self._undo is not None
+        (snapshot, state), self._undo = self._undo, None
+        before = self._num_neurons()
+        self._link.restore(state, lambda: snapshot.restore(self._model, self._optimizers))
+        self._groups = None
+        self._note(before - self._num_neurons(), {"undone": 1}, 0.0, began_s)
+        self._calls.clear()
+
+    # -- telling ------------------------------------------------------------------------------------
+
+    def _num_neurons(self) -> int:
+        return sum(group.size for group in self.groups())
+
+    def _note(self, removed: int, causes: dict[str, int], change: float, began_s: float) -> None:
+        groups = self.groups()
+        self.history.append(
+            Shrunk(
+                step=self._link.steps,
+                widths={group.name: group.size for group in groups},
+                num_parameters=sum(p.numel() for p in self._model.parameters()),
+                removed=removed,
+                causes=causes,
+                change=change,
+                seconds=time.perf_counter() - began_s,
+                left_alone={group.name: group.frozen for group in groups if group.frozen},
+            )
+        )
+
+
+def _sum_(table: Table, link: Link) -> None:
+    """Add up what all workers have measured."""
+    for moments in table.values() if link.world_size > 1 else ():
+        flat = moments.flat()
+        link.everyone.sum_(flat)
+        moments.set_(flat)
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
