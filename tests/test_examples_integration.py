@@ -128,6 +128,19 @@ def test_a_network_shrinks_on_two_workers_alike() -> None:
 
 
 @pytest.mark.processes
+def test_split_layers_train_as_whole_ones(tmp_path: Path) -> None:
+    states = []
+    for groups, more in ((1, ()), (2, ("--sharded",))):
+        out = tmp_path / f"{groups}.pt"
+        arguments = ("--groups", groups, "--steps", 8, "--out", out, *more)
+        outputs = run_script(EXAMPLES / "hybrid.py", workers=2, arguments=arguments)
+        assert "hybrid plan for 2 workers" in outputs[0]
+        states.append(torch.load(out))
+    for key, value in states[1].items():
+        assert torch.allclose(states[0][key], value, atol=1e-4), key
+
+
+@pytest.mark.processes
 def test_a_gan_learns_with_both_models_attached() -> None:
     radii = numbers(r"radius ([\d.]+)", run_script(EXAMPLES / "gan.py", workers=2))
     assert radii[-1] == pytest.approx(1, abs=0.1)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from thinwire import apoptosis, data, errors, parallel
     from thinwire.apoptosis.settings import Apoptosis
+    from thinwire.elastic.world import Elastic
     from thinwire.engine.attach import attach
     from thinwire.engine.checkpoint import Checkpoint
     from thinwire.engine.core import Stats
@@ -42,6 +43,7 @@ __all__ = [
     "Checkpoint",
     "DiLoCo",
     "Downpour",
+    "Elastic",
     "GTopK",
     "GossipGraD",
     "HierarchicalAveraging",
@@ -80,6 +82,7 @@ _HOMES = {
     "Bucket": "strategies.base",
     "Checkpoint": "engine.checkpoint",
     "DiLoCo": "strategies.diloco",
+    "Elastic": "elastic.world",
     "GTopK": "strategies.gtopk",
     "GossipGraD": "strategies.gossip_grad",
     "Link": "engine.link",

@@ -78,7 +78,7 @@ def block_while_connecting() -> None:
     try:
         if link.rank == 0:
             backend._COME_BACK_S = 0.1
-            backend._connect = lambda *_: time.sleep(1000)  # type: ignore[assignment]
+            backend.Pool._connect = lambda *_: time.sleep(1000)  # type: ignore[assignment, method-assign]
             link._core.lane.lane("another").collective("all_reduce", torch.zeros(1), torch.zeros(1))
             raise PeerLost("worker 1 is lost", rank=1)
         link.all_reduce([1.0])

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, demo, doctor, lab, plan, show, simulate, train
+from thinwire.cli import bench, demo, doctor, keys, lab, plan, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -32,6 +32,7 @@ for _command in (
 ):
     app.command()(_command)
 app.add_typer(lab.app, name="lab")
+app.add_typer(keys.app, name="keys")
 app.command()(bench.bench)
 app.command()(demo.demo)
 

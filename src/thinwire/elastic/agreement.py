@@ -29,7 +29,9 @@ class Knowledge:
     dead: set[str] = field(default_factory=set)
     """Their processes have ended: they never come back under this id."""
     silent: set[str] = field(default_factory=set)
-    """Not heard of for too long: frozen, or cut off."""
+    """Not heard of for too long, by nobody: frozen, or cut off."""
+    unreachable: set[str] = field(default_factory=set)
+    """Not heard of for too long, but others hear them: only the path from here is broken."""
     joining: dict[str, Member] = field(default_factory=dict)
 
 
@@ -104,11 +106,11 @@ class Agreement:
                 self._answer_prepare(sender, (round_, place), now_s)
             case ["accept", int(round_), int(place), [*members]] if self._is_valid(members):
                 self._answer_accept(sender, (round_, place), members, now_s)
-            case ["promise", int(round_), int(place), [int(r), int(p)], list() | None as members, [*silent]]:
+            case ["promise", int(round_), int(place), [int(r), int(p)], list() | None as members, [*missed]]:
                 proposal = self._own((round_, place))
                 if proposal is not None and (members is None or self._is_valid(members)):
                     proposal.promises[sender] = (r, p), members
-                    proposal.unreachable[sender] = [str(each) for each in silent]
+                    proposal.unreachable[sender] = [str(each) for each in missed]
                     self._advance()
             case ["accepted", int(round_), int(place)]:
                 proposal = self._own((round_, place))
@@ -137,8 +139,8 @@ class Agreement:
             return
         self._follow(ballot, now_s)
         accepted, members = self._accepted
-        silent = sorted(self._knowledge.silent | self._knowledge.dead)
-        self._send(sender, ["promise", *ballot, list(accepted), members, silent])
+        missed = sorted(self._knowledge.silent | self._knowledge.unreachable)
+        self._send(sender, ["promise", *ballot, list(accepted), members, missed])
 
     def _answer_accept(self, sender: str, ballot: Ballot, members: list[Any], now_s: float) -> None:
         self.started = True

@@ -40,11 +40,15 @@ class Roster:
         self.knowledge.dead.add(id_)
         self.knowledge.joining.pop(id_, None)
 
-    def notice_silence(self, id_: str) -> None:
-        self.knowledge.silent.add(id_)
+    def notice_silence(self, id_: str, *, others_hear: bool = False) -> None:
+        """A worker was not heard of for too long; `others_hear`: somebody else does hear it."""
+        known = self.knowledge
+        (known.unreachable if others_hear else known.silent).add(id_)
+        (known.silent if others_hear else known.unreachable).discard(id_)
 
     def notice_life(self, id_: str) -> None:
         self.knowledge.silent.discard(id_)
+        self.knowledge.unreachable.discard(id_)
 
     def notice_joiner(self, member: Member) -> None:
         if self.membership is not None and member.id not in self.membership.ids:
@@ -59,7 +63,7 @@ class Roster:
         """Whether the membership is not what it should be, or somebody has asked to change it."""
         if self.membership is None:
             return False
-        gone = self.knowledge.dead | self.knowledge.silent
+        gone = self.knowledge.dead | self.knowledge.silent | self.knowledge.unreachable
         started = self._agreement is not None and self._agreement.started
         return (
             started

@@ -134,3 +134,16 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy
             "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
             stacklevel=3,
         )
+
+
+def check_elastic(strategy: Strategy, process_group: object, replica_ranks: object, model: nn.Module) -> None:
+    """Refuse what cannot go on with other workers."""
+    if strategy.overlap == "forward":
+        raise UsageError(
+            "an elastic link cannot put steps off: a worker that is lost would leave half of one behind",
+            hint="use AllReduce(overlap='backward')",
+        )
+    check(process_group is None, "process_group", "left out where elastic=True", process_group)
+    split = any(hasattr(p, "_local_tensor") for p in model.parameters())
+    whole = not replica_ranks and not split
+    check(whole, "replica_ranks", "left out, and no DTensor in the model, where elastic=True", replica_ranks)

@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.elastic.world import Elastic, World
 from thinwire.engine.arguments import (
+    check_elastic,
     check_model,
     check_optimizers,
     check_parameters,
@@ -27,6 +29,7 @@ from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Ranks
 from thinwire.engine.link import Link
 from thinwire.engine.optimizer import give_optimizer_state
+from thinwire.engine.regroup import Regrouper
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
@@ -69,6 +72,7 @@ def attach(
     timeout_s: float = TIMEOUT_S,
     silence_s: float = SILENCE_S,
     num_steps: int | None = None,
+    elastic: bool | Elastic = False,
     apoptosis: Attachable | None = None,
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
@@ -98,6 +102,8 @@ def attach(
             interpreter's lock for many seconds at a time.
         num_steps: optimizer steps that the training will make, if known: a strategy that needs more of them
             says so now, and not when it is detached.
+        elastic: go on when workers die, freeze, come back or join (see docs/elastic.md): True, or `Elastic`
+            with settings.
         apoptosis: `tw.Apoptosis(...)`, if the network is to shrink while it trains.
 
     >>> import torch, thinwire as tw
@@ -125,22 +131,38 @@ def attach(
     if sharded:
         check_sharded(model, optimizers, strategy)
         check(apoptosis is None, "sharded", "False where the network shrinks (apoptosis)", sharded)
-    if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
-    else:
-        lane = process_group
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
     settings.append(f"sharded {sharded}")
     settings += [f"apoptosis {apoptosis!r}"] if apoptosis is not None else []
     settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
+    if elastic:
+        check(not sharded, "sharded", "False where elastic=True", sharded)
+        check(apoptosis is None, "apoptosis", "left out where elastic=True", apoptosis)
+        check_elastic(strategy, process_group, replica_ranks, model)
+
+        def make_core(lane: Lane, transport: Transport) -> Core:
+            core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
+            cut(core, {}, bucket_bytes)
+            transport.core = core
+            return core
+
+        given = elastic if isinstance(elastic, Elastic) else Elastic()
+        world = World(given, timeout_s=timeout_s, silence_s=silence_s)
+        regrouper = Regrouper(world, make_core, settings, timeout_s)
+        core, transport = regrouper.form(None)
+        return Link(core, transport, lambda core: cut(core, {}, bucket_bytes), regrouper=regrouper)
+    if process_group is None or isinstance(process_group, dist.ProcessGroup):
+        lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
+    else:
+        lane = process_group
     group_of = _groups(model, replica_ranks or {}, process_group, lane)
     transport = Transport(lane, timeout_s)
     try:
         core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
         core.sharded = sharded
         _start_alike(core, timeout_s, settings, group_of)
-        rebuild = partial(cut, core, group_of, bucket_bytes)
-        rebuild()
+        rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
+        rebuild(core)
         transport.core = core
         tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
         if tells and (advice := strategy.advice(num_steps or 0)):

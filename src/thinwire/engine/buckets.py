@@ -160,6 +160,11 @@ class ParameterBucket:
         for leaf in self.leaves.values():
             leaf.undo_()
 
+    def keep_(self) -> None:
+        """A step has used the last pass: there is nothing to go back to."""
+        for leaf in self.leaves.values():
+            leaf.changed = False
+
     # -- gradients --------------------------------------------------------------------------------
 
     @torch.no_grad()

@@ -307,6 +307,8 @@ class Core:
         """Count an optimizer step, and start mixing."""
         self._rates.restore_()
         self.reducer.record_step()
+        for bucket in self.buckets:
+            bucket.keep_()
         if self._mixes:
             with range_of("mix"):
                 yield from self.mixer.launching(self.context.step)
@@ -386,6 +388,27 @@ class Core:
         for group, loaded in zip(self.groups, states, strict=True):
             group.state = loaded
         self.steps = max(int(each["steps"]) for each in saved)
+
+    def take_over(self, own: dict[str, Any] | None, giver: dict[str, Any], *, joins: bool) -> None:
+        """Go on in another world: with this worker's own leaves, and what all have in common from `giver`.
+
+        Whoever joins has no leaves of its own, or must not keep those that all have in common.
+        """
+        rank, world_size = self.lane.rank, self.lane.world_size
+        if own is not None:
+            state.load_leaves(self.buckets, [own["leaves"]] * world_size, rank, world_size)
+        if joins:
+            state.load_common(self.buckets, giver["leaves"])
+        if giver["layout"] == [bucket.names for bucket in self.buckets]:
+            for group, plain in zip(self.groups, giver["plain"], strict=True):
+                state.load_same(group.state, plain)
+
+    def restart(self) -> None:
+        """The model has been replaced before training: make the strategy's state anew, and count from 0."""
+        for group in self.groups:
+            group.state = self.strategy.init(group.buckets, group.endpoint.wire())
+        self.meter.reset()
+        self.engine_meter.reset()
 
 
 async def _remember_and_reduce(bucket: ParameterBucket, reduce: Make, wire: Wire) -> None:

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
+from thinwire.elastic.sampler import ElasticSampler
 from thinwire.engine import state
 from thinwire.engine.arguments import linked
 from thinwire.engine.buckets import local
@@ -28,36 +29,49 @@ from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
+from thinwire.engine.parts import Part
+from thinwire.engine.regroup import Place, Regrouper
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.sharded_reducer import ShardedReducer
 from thinwire.engine.split_state import SplitReplica, join_local, pieces_state
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.step_hooks import IdleWatch, StepHooks
+from thinwire.engine.steps import Step, each_epoch, each_step
 from thinwire.engine.transport import Transport
-from thinwire.errors import PeerError, UsageError, check
+from thinwire.errors import PeerError, PeerLost, UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
 
 _log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class Link:
     """The result of `attach`. Leave it with `with`, or call `detach`; both are done by all workers."""
 
     def __init__(
-        self, core: Core, transport: Transport, rebuild: Callable[[], None], *, advises: bool = True
+        self,
+        core: Core,
+        transport: Transport,
+        rebuild: Callable[[Core], None],
+        *,
+        advises: bool = True,
+        regrouper: Regrouper | None = None,
     ) -> None:
-        """`rebuild` cuts the model into buckets anew; `advises`: say in the end if steps were too few."""
+        """`rebuild` cuts the model into buckets anew; `advises`: say in the end if steps were too few;
+        `regrouper`: what goes on when the workers change."""
         self.strategy: Strategy = core.strategy
-        self.rank: int = core.lane.rank
-        self.world_size: int = core.lane.world_size
         self.timeout_s: float = transport.timeout_s
         """How long a wait for others may take."""
-        self._core, self._transport, self._rebuild = core, transport, rebuild
+        self._rebuild, self._regrouper = rebuild, regrouper
+        self._in_step = False
+        """Whether this worker is inside a `Step`, which is done again as a whole."""
+        self._past = Stats()
+        """Of generations before this one."""
+        self._enter(core, transport)
         self._model, self._optimizers = core.model, core.optimizers
-        self._everyone = Replicas(core.outside, transport.wait)
         self._attached = True
         self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
         """What completes each, and the thread it has."""
@@ -69,7 +83,9 @@ class Link:
             after=self._after_step,
         )
         self._access_hooks = StateAccessHooks(
-            self._model, self._optimizers, finish=lambda: transport.wait_for(core.mixer.landing_all())
+            self._model,
+            self._optimizers,
+            finish=lambda: self._transport.wait_for(self._core.mixer.landing_all()),
         )
         self._idle_watch: IdleWatch | None = None
         self._scaled_steps: ScaledSteps | None = None
@@ -87,6 +103,12 @@ class Link:
         core.serve()
         # Before threads are ended; atexit would be too late to wait for others.
         threading._register_atexit(_detach_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
+
+    def _enter(self, core: Core, transport: Transport) -> None:
+        self._core, self._transport = core, transport
+        self.rank: int = core.lane.rank
+        self.world_size: int = core.lane.world_size
+        self._everyone = Replicas(core.outside, transport.wait)
 
     def _at_exit(self) -> None:
         """The script has ended without `detach`: do it now, or tell the others of the error it ended with."""
@@ -139,23 +161,36 @@ class Link:
     @property
     def stats(self) -> Stats:
         """Steps, traffic and waiting of this worker so far."""
-        if self.companion is None:
-            return self._core.stats
-        stats = self._core.stats
-        return replace(stats, instruments={**stats.instruments, **self.companion.instruments()})
+        past, now = self._past, self._core.stats
+        extra = {} if self.companion is None else self.companion.instruments()
+        return replace(
+            now,
+            rounds=past.rounds + now.rounds,
+            traffic=past.traffic + now.traffic,
+            exposed_s=past.exposed_s + now.exposed_s,
+            instruments={**now.instruments, **extra},
+        )
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
-        with self._together(f"link.all_reduce of {len(values)} numbers"):
-            return self._everyone.total(values)
+
+        def reduce() -> list[float]:
+            with self._together(f"link.all_reduce of {len(values)} numbers"):
+                return self._everyone.total(values)
+
+        return self._persist(reduce)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every worker's value, in order of rank; called by all workers. JSON must be able to hold it:
         nothing that comes from the network is unpickled."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
-        with self._together("link.all_gather_object"):
-            return self._everyone.gather_objects(value)
+
+        def gather() -> list[Any]:
+            with self._together("link.all_gather_object"):
+                return self._everyone.gather_objects(value)
+
+        return self._persist(gather)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size, as far as all hold the same
@@ -216,7 +251,7 @@ class Link:
         self._core.reducer.unhook()
         change()
         self._core.buffers.forget()
-        self._rebuild()
+        self._rebuild(self._core)
         self._hook()
         self._core.load([saved] * self.world_size)
 
@@ -228,6 +263,11 @@ class Link:
         """A lane, and what starts coroutines on it in a thread of their own, for something else that is sent
         beside training; made by all workers at the same point, and ended with the link. `finish` completes
         what is under way, before a save and at `detach`; its traffic is in `stats`."""
+        if self._regrouper is not None:
+            raise UsageError(
+                f"{name} needs a lane that lasts, and an elastic link has none",
+                hint="attach without elastic=True",
+            )
         number, progress = len(self._side_lanes), ProgressThread(f"thinwire-{name}")
         self._side_lanes.append((finish, progress))
         return self._core.side_lane(f"{name} {number}", Driver(progress.soon, progress.soon))
@@ -313,10 +353,14 @@ class Link:
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
-        with self._together("link.average_"):
-            self.synchronize()
-            for endpoint, tensors in self._core.averageable().items():
-                Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
+
+        def average() -> None:
+            with self._together("link.average_"):
+                self.synchronize()
+                for endpoint, tensors in self._core.averageable().items():
+                    Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
+
+        self._persist(average)
         self._mean_at = self._core.steps
 
     @contextlib.contextmanager
@@ -348,6 +392,100 @@ class Link:
         finally:
             transport.call = ""
 
+    # -- worlds that change -----------------------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        """How often the workers have changed, counted from 1; 0 unless the link is elastic."""
+        return 0 if self._regrouper is None else self._regrouper.synced
+
+    @property
+    def address(self) -> str:
+        """host:port, for a worker that wants to join an elastic link."""
+        me = self._elastic.world.me
+        return f"{me.host}:{me.port}"
+
+    def sampler(
+        self, num_samples: int, *, batch_size: int, fixed: str = "worker", seed: int = 0, shuffle: bool = True
+    ) -> ElasticSampler:
+        """A `batch_sampler` for a DataLoader: this worker's share of the samples left, whoever is there.
+
+        Args:
+            num_samples: in the whole data set.
+            batch_size: of this worker, or of all together.
+            fixed: what stays when the number of workers P changes. "worker": each worker's batch, so that
+                the batch of all, and what a learning rate means, change with P. "global": the batch of all.
+            seed: of the order of samples; the same on all workers.
+            shuffle: whether epochs are permuted at all.
+        """
+        made = ElasticSampler(
+            num_samples=num_samples, batch_size=batch_size, fixed=fixed, seed=seed, shuffle=shuffle
+        )
+        self._elastic.add_sampler(made, self.rank, self.world_size)
+        return made
+
+    def carry(self, **parts: Part) -> None:
+        """Also give these, such as `schedule=`, to whoever joins: anything with state_dict and
+        load_state_dict. On a worker that has joined, they are loaded now."""
+        for name, part in parts.items():
+            check(name != "sampler", "parts", "named other than 'sampler'", name)
+            self._elastic.add_part(name, part)
+
+    def epochs(self, num_epochs: int) -> Iterator[int]:
+        """The numbers of the epochs that are left."""
+        return each_epoch(self, self._sampler, num_epochs)
+
+    def each_step(self, loader: Iterable[Any]) -> Iterator[Step]:
+        """The steps of this epoch: `for step in link.each_step(loader):`, and in it `with step as batch:`."""
+        return each_step(self, self._sampler, loader)
+
+    def _regroup(self) -> None:
+        """Go on with the workers that are left or have come, from the last step that was completed."""
+        regrouper, core = self._elastic, self._core
+        known = regrouper.world.known_steps
+        core.reducer.unhook()
+        self._past = self.stats
+        regrouper.end(core, self._transport, PeerLost("this worker goes on with others"))
+        place = Place.of(core)
+        known[core.lane.rank] = core.steps
+        for parameter in self._model.parameters():
+            parameter.grad = None
+        self._enter(*regrouper.form(place, known))
+        self._hook()
+        self._core.serve()
+
+    def _meet(self, what: str) -> None:
+        """Wait for all workers, also if they change meanwhile."""
+        self._persist(lambda: self._everyone.meet(what))
+
+    def _note_epoch(self) -> None:
+        """All workers have come to the end of an epoch with the same number of steps."""
+        self._elastic.since = self._core.steps
+
+    @property
+    def _elastic(self) -> Regrouper:
+        if self._regrouper is None:
+            raise UsageError("the workers of this link do not change", hint="attach with elastic=True")
+        return self._regrouper
+
+    @property
+    def _sampler(self) -> ElasticSampler:
+        if (found := self._elastic.sampler) is None:
+            raise UsageError("there is no sampler", hint="make one with link.sampler(...) before the loop")
+        return found
+
+    def _persist(self, call: Callable[[], T]) -> T:
+        """Make a call that all workers make together, again after each change of the workers. As a part of
+        a step or another call it is not made again by itself."""
+        part = self._in_step or bool(self._transport.call)
+        while True:
+            try:
+                return call()
+            except PeerLost:
+                if self._regrouper is None or part:
+                    raise
+                self._regroup()
+
     # -- ending -----------------------------------------------------------------------------------
 
     def detach(self) -> None:
@@ -360,17 +498,14 @@ class Link:
         failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
         self._transport.leave(failure)
         try:
-            with self._together("link.detach"):
-                self.synchronize()
-                if self._mixes and self._mean_at != self._core.steps:
-                    self.average_()
-                if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
-                    _log.warning(advice)
-                self._transport.wait_for(self._core.leaving())
-                self._join_strips()
-                self._everyone.meet("link.detach")  # nobody closes its connections while others still talk
+            self._persist(self._finish)
+            if self._regrouper is not None:
+                self._regrouper.world.finish()
+            self._transport.wait_for(self._core.leaving())
+            self._join_strips()
+            self._everyone.meet("link.detach")  # nobody closes its connections while others still talk
         except PeerError:
-            if failure is None:
+            if failure is None and self._regrouper is None:  # of an elastic world, others may leave first
                 raise
         except BaseException as error:
             self._transport.tell_error(failure or error)
@@ -378,6 +513,15 @@ class Link:
         finally:
             self._unhook()
             self._stop()
+
+    def _finish(self) -> None:
+        """What all workers do together when training is over."""
+        with self._together("link.detach"):
+            self.synchronize()
+            if self._mixes and self._mean_at != self._core.steps:
+                self.average_()
+            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+                _log.warning(advice)
 
     def _join_strips(self) -> None:
         """After strip-owned updates: the optimizers' state, whole again on every worker."""
@@ -440,7 +584,10 @@ class Link:
             progress.stop()
         self._transport.stop()
         self._core.abandon()
-        self._core.lane.close()
+        if self._regrouper is not None:
+            self._regrouper.world.close()
+        else:
+            self._core.lane.close()
 
     # -- what the optimizer's step asks -------------------------------------------------------------
 
@@ -483,7 +630,12 @@ class Link:
         self._transport.wait_for(self._core.before_step())
 
     def _after_step(self) -> None:
-        self._transport.wait_for(self._core.after_step())
+        try:
+            self._transport.wait_for(self._core.after_step())
+        except PeerLost:
+            if self._regrouper is None:
+                raise
+            self._core.steps += 1  # the step is made; mixing is given up, and `Step` regroups
         self._transport.passes = 0
         self._transport.set_status()
         if self.companion is not None:

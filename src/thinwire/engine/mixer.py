@@ -83,6 +83,7 @@ class Mixer:
     def abandon(self) -> None:
         for pending in self._pending:
             pending.task.coroutine.close()
+        self._pending.clear()
 
     def _bringing_back(self, task: Task) -> Iterator[Work]:
         waited_s = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.engine import tensors
 from thinwire.engine.buckets import ParameterBucket, local
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import PeerDiffers
@@ -127,16 +127,15 @@ class Replicas:
         return most
 
     def broadcast_state(self, state: Any, source: int) -> Any:
-        """Worker `source`'s state dict, on every worker."""
-        buffer = io.BytesIO()
+        """Worker `source`'s tree of tensors and plain values, on every worker; nothing is unpickled."""
+        data = torch.zeros(1, dtype=torch.uint8)
         if self._rank == source:
-            torch.save(state, buffer)
-        data = torch.frombuffer(bytearray(buffer.getvalue() or b"\0"), dtype=torch.uint8)
+            data = tensors.pack(tensors.snapshot({"state": state}))
         length = torch.tensor([data.numel()])
         self._broadcast_(length, source)
         received = data if self._rank == source else torch.empty(int(length), dtype=torch.uint8)
         self._broadcast_(received, source)
-        return torch.load(io.BytesIO(received.numpy().tobytes()), weights_only=True)
+        return tensors.unpack(received)["state"]
 
 
 def encode_name(name: str) -> Tensor:

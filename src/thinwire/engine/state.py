@@ -39,6 +39,8 @@ class Leaf:
     shapes: Sequence[torch.Size]
     of_parameters: bool = False
     """Whether it holds values of parameters."""
+    changed: bool = dataclasses.field(default=False, init=False)
+    """Whether a pass may have changed it that no step has used yet."""
     _before: Tensor | None = dataclasses.field(default=None, init=False)
 
     def remember_(self) -> None:
@@ -46,10 +48,11 @@ class Leaf:
         if self._before is None:
             self._before = torch.empty_like(self.data)
         self._before.copy_(self.data)
+        self.changed = True
 
     def undo_(self) -> None:
         """Go back to the copy."""
-        if self._before is not None:
+        if self._before is not None and self.changed:
             self.data.copy_(self._before)
 
     def parts(self) -> list[tuple[str, Tensor]]:
@@ -89,6 +92,17 @@ def load_leaves(
                 f"this run has {tuple(part.shape)}"
             )
         part.copy_(mine)
+
+
+@torch.no_grad()
+def load_common(buckets: Iterable[ParameterBucket], saved: Saved) -> None:
+    """Overwrite the leaves that all workers have in common, or nearly, with those of one of them."""
+    for bucket in buckets:
+        for name, leaf in bucket.leaves.items():
+            if leaf.on_resize in ("same", "mean"):
+                for parameter, part in leaf.parts():
+                    if (theirs := saved.get(name, {}).get(parameter)) is not None:
+                        part.copy_(theirs)
 
 
 def _share(found: Sequence[Tensor | None], rule: OnResize, rank: int, world_size: int) -> Tensor | None:

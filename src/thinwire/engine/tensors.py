@@ -11,10 +11,11 @@ else it is: `dict` (pairs of key and value), `tuple`, `tensor` or `array` (by na
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
@@ -119,6 +120,27 @@ def _put_back(value: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def write(path: Path, taken: TreeSnapshot) -> dict[str, Any]:
     """Write a snapshot into a new file, which has reached the disk when this returns; its size and digest."""
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for piece in _pieces(taken):
+            file.write(piece)
+            digest.update(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+
+
+def pack(taken: TreeSnapshot) -> Tensor:
+    """The bytes that a file would have, to be sent."""
+    return torch.frombuffer(bytearray(b"".join(_pieces(taken))), dtype=torch.uint8)
+
+
+def unpack(data: Tensor) -> Any:
+    """The tree whose snapshot was packed; ValueError if it cannot be understood."""
+    return _understand(io.BytesIO(data.numpy().data), data.numel())
+
+
+def _pieces(taken: TreeSnapshot) -> Iterator[Any]:
     header: dict[str, Any] = {_METADATA: {"tree": json.dumps(taken.tree)}}
     end = 0
     for name, tensor in taken.tensors.items():
@@ -127,14 +149,9 @@ def write(path: Path, taken: TreeSnapshot) -> dict[str, Any]:
         header[name] = {"dtype": _NAMES[tensor.dtype], **place}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # so that tensors can be mapped
-    digest = hashlib.sha256()
-    with path.open("xb") as file:
-        for piece in (len(text).to_bytes(8, "little"), text, *map(_as_bytes, taken.tensors.values())):
-            file.write(piece)
-            digest.update(piece)
-        file.flush()
-        os.fsync(file.fileno())
-        return {"bytes": file.tell(), "sha256": digest.hexdigest()}
+    yield len(text).to_bytes(8, "little")
+    yield text
+    yield from map(_as_bytes, taken.tensors.values())
 
 
 def _as_bytes(tensor: Tensor) -> Any:
@@ -150,14 +167,18 @@ def read(path: Path, facts: Mapping[str, Any]) -> Any:
         if hashlib.file_digest(file, "sha256").hexdigest() != facts["sha256"]:
             raise ValueError("is not as it was written")
         file.seek(0)
-        try:
-            return _parse(file, num_bytes)
-        # a crafted file can have a right digest: whatever it makes the parser do ends here
-        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
-            raise ValueError(f"cannot be understood ({type(error).__name__}: {error})") from error
+        return _understand(file, num_bytes)
 
 
-def _parse(file: BufferedReader, num_bytes: int) -> Any:
+def _understand(file: BufferedReader | io.BytesIO, num_bytes: int) -> Any:
+    try:
+        return _parse(file, num_bytes)
+    # a crafted file can have a right digest: whatever it makes the parser do ends here
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"cannot be understood ({type(error).__name__}: {error})") from error
+
+
+def _parse(file: BufferedReader | io.BytesIO, num_bytes: int) -> Any:
     length = int.from_bytes(file.read(8), "little")
     if length > min(num_bytes - 8, _MOST_HEADER_BYTES):
         raise ValueError(f"a header of {length:,} bytes")

@@ -47,6 +47,10 @@ class Backends:
 class Pool:
     """Connected backends that are not in use, by lane. Connecting a full mesh is the slow part of attach."""
 
+    store: Store | None = None
+    """That joins the workers, and nobody else; None: that of the default process group."""
+    rank: int | None = None
+    """Of this worker among those that the store joins; None: in the default process group."""
     world: ProcessGroup | None = None
     """That the backends belong to, also after the user has destroyed it."""
     _generation: int = 0
@@ -62,6 +66,15 @@ class Pool:
     watch_client: Store | None = None
     """The store's client for all heartbeats."""
 
+    @property
+    def own_rank(self) -> int:
+        return dist.get_rank() if self.rank is None else self.rank
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether tensors on GPUs travel by NCCL."""
+        return self.store is None and has_nccl()
+
     def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Backends:
         """A backend for a lane; blocks until all of `ranks` take theirs."""
         key = (tuple(ranks), name, timeout_s)
@@ -72,11 +85,21 @@ class Pool:
         label = f"thinwire/{self._generation}/{'-'.join(map(str, ranks))}/{name}/{number}"
         # A client is locked while somebody waits in it, so each thread that connects needs its own.
         client = self._clients.pop() if self._clients else self.new_client()
-        (cpu, cuda), sockets = opened_by(lambda: _connect(client, ranks, label, timeout_s))
+        (cpu, cuda), sockets = opened_by(lambda: self._connect(client, ranks, label, timeout_s))
         backends = Backends(key, number, cpu, cuda, sockets)
         self._clients.append(client)
         self.made.append(backends)
         return backends
+
+    def _connect(self, client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
+        timeout = datetime.timedelta(seconds=timeout_s)
+        rank, size = list(ranks).index(self.own_rank), len(ranks)
+        gloo = dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout)
+        if not self.has_nccl:
+            return gloo, None
+        options = dist.ProcessGroupNCCL.Options()  # not tried with several GPUs: NCCL refuses to share one
+        options._timeout = timeout
+        return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
     def give_back(self, backends: Backends) -> None:
         if self.world is dist.group.WORLD and self.world is not None:
@@ -94,7 +117,7 @@ class Pool:
 
     def new_client(self) -> Store:
         """A client of the store that joins the workers; torch 2.13 now and then takes 5 s to connect one."""
-        store = _get_default_store()
+        store = self.store or _get_default_store()
         client, sockets = opened_by(store.clone)  # type: ignore[attr-defined]  # not in the stubs
         self._client_sockets += sockets
         return client  # type: ignore[no-any-return]
@@ -113,20 +136,12 @@ class Pool:
 
 
 pool = Pool()
+"""Of the default process group."""
+own_pools: list[Pool] = []
+"""Of stores of their own, while they are in use."""
 _WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """What srun and mpirun call the number of processes they have started."""
-
-
-def _connect(client: Store, ranks: Sequence[int], label: str, timeout_s: float) -> tuple[Any, Any]:
-    timeout = datetime.timedelta(seconds=timeout_s)
-    rank, size = list(ranks).index(dist.get_rank()), len(ranks)
-    gloo = dist.ProcessGroupGloo(PrefixStore(f"{label}/cpu", client), rank, size, timeout)
-    if not has_nccl():
-        return gloo, None
-    options = dist.ProcessGroupNCCL.Options()  # not tried with several GPUs: NCCL refuses to share one
-    options._timeout = timeout
-    return gloo, dist.ProcessGroupNCCL(PrefixStore(f"{label}/cuda", client), rank, size, options)
 
 
 def has_nccl() -> bool:
@@ -174,13 +189,15 @@ def start_world() -> None:
 
 
 def _at_exit() -> None:
-    pool.abort()
+    for each in (pool, *own_pools):
+        each.abort()
     if not stop_all(timeout_s=_COME_BACK_S):
         # Somebody is in a backend for good: it connects to a host that is cut off, say. Destroying it would
         # wait for them, so it outlives the interpreter, and the script keeps its exit code.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(pool))
         return
-    pool.clear()
+    for each in (pool, *own_pools):
+        each.clear()
     # A DDP wrapper that is the last owner of a Gloo group joins the group's threads while it holds the GIL,
     # for which one of them may be waiting (torch 2.13). The pool owns the group too, but it may go before a
     # wrapper in the user's script does: so its reference stays for good.

@@ -21,10 +21,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
-from thinwire.wire.backend import Backends, has_nccl, has_world, pool, start_world
+from thinwire.wire.backend import Backends, Pool, has_world, own_pools, pool, start_world
 from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
@@ -48,13 +49,16 @@ class ProcessGroupLane:
     It connects in its own thread when it is first used. What is issued until then waits in a backlog.
     """
 
-    def __init__(self, ranks: Sequence[int], name: str, watch: Watch, timeout_s: float) -> None:
-        self.rank: int = list(ranks).index(dist.get_rank())
+    def __init__(
+        self, ranks: Sequence[int], name: str, watch: Watch, timeout_s: float, pool: Pool = pool
+    ) -> None:
+        self.rank: int = list(ranks).index(pool.own_rank)
         self.world_size: int = len(ranks)
         self._ranks = list(ranks)
         self._name = name
         self._watch = watch
         self._timeout_s = timeout_s
+        self._pool = pool
         self._lock = threading.RLock()
         self._open: set[Work] = set()
         self._error: BaseException | None = None
@@ -79,7 +83,7 @@ class ProcessGroupLane:
             return finished()
 
         def issue() -> Wait:
-            if data.is_cpu or has_nccl():
+            if data.is_cpu or self._pool.has_nccl:
                 backend = self._connected.cpu if data.is_cpu else self._connected.cuda
                 return self._issue(op, backend, data, out, source)
             x = _pinned_like(data).copy_(data)
@@ -126,7 +130,7 @@ class ProcessGroupLane:
         example = recv if recv is not None else send
         if example is None or self.world_size == 1:
             return finished()
-        issue = self._gloo_exchange if example.is_cpu or not has_nccl() else self._nccl_exchange
+        issue = self._gloo_exchange if example.is_cpu or not self._pool.has_nccl else self._nccl_exchange
         return self._launch(lambda: issue(send, to, recv, source, tag), example, in_order=False)
 
     def _gloo_exchange(self, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
@@ -167,7 +171,8 @@ class ProcessGroupLane:
         chosen = tuple(self._ranks if ranks is None else (self._ranks[rank] for rank in ranks))
         with self._lock:
             if (name, chosen) not in self._lanes:
-                lane = ProcessGroupLane(chosen, f"{self._name}/{name}", self._watch, self._timeout_s)
+                full_name = f"{self._name}/{name}"
+                lane = ProcessGroupLane(chosen, full_name, self._watch, self._timeout_s, self._pool)
                 self._lanes[name, chosen] = lane
             return self._lanes[name, chosen]
 
@@ -183,6 +188,11 @@ class ProcessGroupLane:
     @property
     def lost(self) -> BaseException | None:
         return self._error
+
+    @property
+    def known_steps(self) -> list[int]:
+        """Steps that each worker has last said to have done, in order of rank."""
+        return self._watch.known_steps
 
     def missing(self, landing: int = 0) -> PeerError | None:
         return self._watch.missing(landing)
@@ -202,9 +212,28 @@ class ProcessGroupLane:
             self._in_order.stop()
             self._any_order.stop()
             if self._backends is not None:
-                pool.give_back(self._backends)
+                self._pool.give_back(self._backends)
         elif self._backends is not None:
             self._backends.abort()
+
+    def drop(self, error: PeerError) -> None:
+        """End the world of this lane for good: what is under way fails, threads and connections are gone.
+
+        For a pool of its own; a thread that does not come back keeps its backend.
+        """
+        self._watch.ring(error)
+        for lane in list(self._lanes.values()):
+            lane.drop(error)
+        self._watch.stop()
+        if self._backends is not None:
+            self._backends.abort()
+        deadline = time.monotonic() + _NOTICE_S
+        stopped = [waiters.stop(deadline) for waiters in (self._in_order, self._any_order)]
+        if all(stopped):
+            self._backends = None
+        if self._pool in own_pools:
+            own_pools.remove(self._pool)
+            self._pool.clear()
 
     # -- how things are started and waited for ---------------------------------------------------
 
@@ -215,7 +244,7 @@ class ProcessGroupLane:
 
     def connect(self) -> None:
         """Connect now, in the calling thread."""
-        self._backends = pool.take(self._ranks, self._name, self._timeout_s)
+        self._backends = self._pool.take(self._ranks, self._name, self._timeout_s)
 
     def _connect_later(self) -> None:
         """In the lane's own thread, so that no worker blocks others by connecting lanes in another order."""
@@ -336,6 +365,41 @@ def connect(
         return lane
 
     return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
+
+
+def connect_members(
+    store: Store,
+    rank: int,
+    world_size: int,
+    *,
+    timeout_s: float,
+    silence_s: float,
+    lost: Callable[[], PeerError | None],
+) -> ProcessGroupLane:
+    """The lane between workers that a store of their own joins, all of whom are there now; the error `lost`,
+    should there be one before they are connected."""
+    ranks, watches = list(range(world_size)), list[Watch]()
+    own = Pool(store=store, rank=rank)
+    own_pools.append(own)
+
+    def meet() -> ProcessGroupLane:
+        watch = Watch(store, "members", rank, ranks, _MEET_S, silence_s)
+        watches.append(watch)
+        lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s, own)
+        try:
+            lane.connect()
+        except RuntimeError as error:
+            raise watch.explain(error) from error
+        return lane
+
+    try:
+        return _within(_MEET_S + 10, meet, lambda: lost() or (watches[0].lost if watches else None))
+    except BaseException:
+        own.abort()
+        own_pools.remove(own)
+        for watch in watches:
+            watch.stop()
+        raise
 
 
 def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerError | None]) -> T:

@@ -94,6 +94,11 @@ class Watch:
         return [(member.host, member.site) for member in self._members]
 
     @property
+    def known_steps(self) -> list[int]:
+        """Steps that each worker has last said to have done."""
+        return [member.status.steps for member in self._members]
+
+    @property
     def lost(self) -> PeerError | None:
         """Why training has ended, once it has."""
         return self._lost

@@ -1,0 +1,280 @@
+"""Going on when the workers have changed: a new lane, and everybody at the same place of the training.
+
+Who has come furthest gives: the strategy's state that all have in common, and the place in the data. Whoever
+joins also takes its model and optimizer. So does whoever is behind where replicas agree, or had missed a
+round that others have finished. Nothing is changed before all of it has arrived; if another worker is lost
+meanwhile, all begin again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from thinwire.elastic.sampler import ElasticSampler
+from thinwire.elastic.world import World
+from thinwire.engine.buckets import local
+from thinwire.engine.core import Core
+from thinwire.engine.parts import Part
+from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.transport import Transport
+from thinwire.errors import PeerDiffers, PeerError, PeerLost
+from thinwire.wire.base import Lane
+
+_log = logging.getLogger("thinwire")
+
+
+@dataclass(slots=True)
+class Place:
+    """Where one worker is in the training."""
+
+    state: dict[str, Any]
+    """Of the strategy."""
+    shared: str
+    """Digest of what of it is the same on all workers."""
+    num_residuals: int
+    """Numbers of it that only this worker has."""
+
+    @classmethod
+    def of(cls, core: Core) -> Place:
+        digest, own = hashlib.sha256(), 0
+        for bucket in core.buckets:
+            bucket.undo_()
+            for name, leaf in sorted(bucket.leaves.items()):
+                if leaf.on_resize == "same":
+                    digest.update(name.encode() + leaf.data.detach().cpu().contiguous().numpy().tobytes())
+                elif leaf.on_resize == "sum":
+                    own += leaf.data.numel()
+        return cls(core.state_dict(), digest.hexdigest(), own)
+
+
+@dataclass(slots=True)
+class _Facts:
+    """What each worker tells the others first."""
+
+    id: str
+    new: bool
+    synced: int
+    """The generation that it has last trained in."""
+    rank: int
+    """In that generation."""
+    steps: int
+    taken: int
+    """Batches trained on since its share was last dealt."""
+    known: list[int]
+    """Steps of each worker of that generation, as far as it knows."""
+    since: int
+    """Steps done when shares were last dealt."""
+    shared: str
+    alike: str
+    """Digest of model and settings."""
+
+
+@dataclass(slots=True)
+class Regrouper:
+    """What an elastic link keeps from one generation to the next."""
+
+    world: World
+    make_core: Callable[[Lane, Transport], Core]
+    settings: Sequence[str]
+    """Lines that must be the same on all workers."""
+    timeout_s: float
+    parts: dict[str, Part] = field(default_factory=dict)
+    """What else whoever joins is given, by name."""
+    waiting: dict[str, Any] = field(default_factory=dict)
+    """States of parts that have been received and not been asked for."""
+    sampler: ElasticSampler | None = None
+    since: int = 0
+    """Steps done when the present share of samples was dealt."""
+    synced: int = 0
+    _rank: int = 0
+    _known: list[int] = field(default_factory=list)
+    _num_workers: int = 0
+
+    def form(self, place: Place | None, known: Sequence[int] = ()) -> tuple[Core, Transport]:
+        """Join the others in the next generation that lasts; without a place, this worker is new."""
+        began_s = time.monotonic()
+        self._known = list(known)
+        while True:
+            lane = self.world.connect()
+            transport = Transport(lane, self.timeout_s)
+            core = None
+            try:
+                core = self.make_core(lane, transport)
+                everyone = Replicas(core.outside, transport.wait)
+                place = self._meet(core, everyone, place)
+                everyone.meet("the end of regrouping")
+                self._tell(core, began_s)
+                return core, transport
+            except PeerLost as error:
+                self.end(core, transport, error)
+            except BaseException:
+                self.end(core, transport, PeerLost("this worker leaves"))
+                self.world.leave()
+                raise
+
+    def end(self, core: Core | None, transport: Transport, error: PeerError) -> None:
+        """Give up a generation."""
+        transport.stop()
+        if core is not None:
+            core.abandon()
+        self.world.drop(error)
+
+    # -- what is exchanged ------------------------------------------------------------------------------
+
+    def _meet(self, core: Core, everyone: Replicas, place: Place | None) -> Place:
+        facts = self._gather(core, everyone, place)
+        old = [each for each in facts if not each.new]
+        if not old:
+            self._start_alike(core, everyone)
+            return self._commit(core, 0)
+        self._check_joiners(facts, old)
+        giver = max(old, key=lambda each: (each.synced, each.steps))
+        source = facts.index(giver)
+        mine = facts[core.lane.rank]
+        agree = core.strategy.replicas_agree
+        behind = [self._is_behind(each, giver, agree=agree) for each in facts]
+        package = self._package(core, place, full=any(behind)) if mine is giver else None
+        package = everyone.broadcast_state(package, source)
+        assert isinstance(package, dict)
+        if behind[core.lane.rank]:
+            _adopt_model(core, package)
+            for name, state in package["parts"].items():
+                if name in self.parts:
+                    self.parts[name].load_state_dict(state)
+                else:
+                    self.waiting[name] = state
+        core.take_over(
+            None if place is None else place.state, package["strategy"], joins=behind[core.lane.rank]
+        )
+        self._deal(package["sampler"], facts, giver, agree=agree)
+        return self._commit(core, giver.steps)
+
+    def _gather(self, core: Core, everyone: Replicas, place: Place | None) -> list[_Facts]:
+        steps = -1 if place is None else int(place.state["steps"])
+        taken = self.sampler.taken if self.sampler is not None else 0
+        lines = [*self.settings, *describe(core.model.named_parameters(), "parameter")]
+        alike = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+        shared = "" if place is None else place.shared
+        mine: list[Any] = [self.world.me.id, place is None, self.synced, self._rank, steps, taken]
+        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike])
+        return [_Facts(*each) for each in told]
+
+    @staticmethod
+    def _is_behind(each: _Facts, giver: _Facts, *, agree: bool) -> bool:
+        """Whether a worker must take over model and optimizer."""
+        if each.new or each.shared != giver.shared:
+            return True
+        return agree and (each.synced, each.steps) != (giver.synced, giver.steps)
+
+    def _check_joiners(self, facts: Sequence[_Facts], old: Sequence[_Facts]) -> None:
+        """A joiner with another model leaves with an error; the others go on without it."""
+        wrong = [each for each in facts if each.new and each.alike != old[0].alike]
+        if not wrong:
+            return
+        names = ", ".join(each.id for each in wrong)
+        if any(each.id == self.world.me.id for each in wrong):
+            raise PeerDiffers(
+                "this worker has another model or other settings than the world it joins",
+                hint="run the same script with the same arguments",
+            )
+        raise PeerLost(f"{names} has another model or other settings, and must leave")
+
+    def _package(self, core: Core, place: Place | None, *, full: bool) -> dict[str, Any]:
+        assert place is not None, "who gives is not new"
+        sampler = None if self.sampler is None else self.sampler.state_dict()
+        strategy = place.state if full else {**place.state, "leaves": {}}
+        package: dict[str, Any] = {"strategy": strategy, "sampler": sampler}
+        if full:
+            package["model"] = [local(t).detach() for t in _model_tensors(core)]
+            package["optimizers"] = [optimizer.state_dict() for optimizer in core.optimizers]
+            package["parts"] = {name: part.state_dict() for name, part in self.parts.items()}
+        return package
+
+    def _start_alike(self, core: Core, everyone: Replicas) -> None:
+        named = core.model.named_parameters(), core.model.named_buffers()
+        everyone.check_alike(
+            [*self.settings, *describe(named[0], "parameter"), *describe(named[1], "buffer")]
+        )
+        everyone.broadcast_tensors_(_model_tensors(core), 0)
+        core.restart()
+
+    def _deal(
+        self, state: dict[str, Any] | None, facts: Sequence[_Facts], giver: _Facts, *, agree: bool
+    ) -> None:
+        """Agree on the samples that are left: what each worker of the giver's generation has done counts."""
+        if state is None:
+            return
+        there = {each.rank: each for each in facts if not each.new and each.synced == giver.synced}
+        known = [max(steps) for steps in zip(*(each.known for each in there.values()), strict=True)]
+        done = []
+        for rank, steps in enumerate(known):
+            if agree:
+                done.append(giver.taken)
+            elif rank in there:
+                done.append(there[rank].taken)
+            else:  # it is lost: what it last said to have done
+                done.append(max(0, steps - giver.since))
+        if self.sampler is None:
+            self.waiting["sampler"] = {**state, "done": done}
+        else:
+            self.sampler.load_state_dict(state)
+            self.sampler.account(done)
+
+    def _commit(self, core: Core, steps: int) -> Place:
+        """From here on this worker is at the common place, whatever becomes of this generation."""
+        core.steps = self.since = steps
+        self.synced, self._rank = self.world.generation, core.lane.rank
+        self._known = [steps] * core.lane.world_size
+        if self.sampler is not None:
+            self.sampler.place(core.lane.rank, core.lane.world_size)
+        return Place.of(core)
+
+    def _tell(self, core: Core, began_s: float) -> None:
+        size, before = core.lane.world_size, self._num_workers
+        self._num_workers = size
+        if before and core.lane.rank == 0:
+            lost = Place.of(core).num_residuals * max(0, before - size)
+            also = f"; {lost:,} numbers of residuals went with them" if lost else ""
+            _log.warning(
+                "generation %d: %d workers go on from step %d after %.2f s, %d were there before%s",
+                self.synced,
+                size,
+                core.steps,
+                time.monotonic() - began_s,
+                before,
+                also,
+            )
+
+    # -- what users register ----------------------------------------------------------------------------
+
+    def add_part(self, name: str, part: Part) -> None:
+        self.parts[name] = part
+        if name in self.waiting:
+            part.load_state_dict(self.waiting.pop(name))
+
+    def add_sampler(self, sampler: ElasticSampler, rank: int, world_size: int) -> None:
+        if (state := self.waiting.pop("sampler", None)) is not None:
+            sampler.load_state_dict(state)
+            sampler.account(state["done"])
+        sampler.place(rank, world_size)
+        self.sampler = sampler
+
+
+def _model_tensors(core: Core) -> list[Tensor]:
+    return [*core.model.parameters(), *core.model.buffers()]
+
+
+@torch.no_grad()
+def _adopt_model(core: Core, package: dict[str, Any]) -> None:
+    for mine, theirs in zip(_model_tensors(core), package["model"], strict=True):
+        mine.copy_(theirs)
+    for optimizer, state in zip(core.optimizers, package["optimizers"], strict=True):
+        optimizer.load_state_dict(state)

@@ -1,0 +1,73 @@
+"""The loop of an elastic training: steps that are done again when the workers change in their middle."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from thinwire.elastic.sampler import ElasticSampler
+from thinwire.errors import PeerLost, UsageError
+
+if TYPE_CHECKING:
+    from thinwire.engine.link import Link
+
+
+class Step:
+    """One step: `with step as batch:`. If the workers change in it, it ends early, and its samples are dealt
+    anew; what it changed is nothing but gradients."""
+
+    def __init__(self, link: Link, batch: Any, sampler: ElasticSampler) -> None:
+        self._link, self._batch, self._sampler = link, batch, sampler
+        self.entered = False
+        self.done = False
+        """Whether it was trained on."""
+
+    def __enter__(self) -> Any:
+        self.entered = self._link._in_step = True
+        weight = self._sampler.weight
+        if weight != 1.0:
+            self._link.weight(weight)
+        return self._batch
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
+        self._link._in_step = False
+        if error is None:
+            self.done = True
+            self._sampler.take()
+        elif not isinstance(error, PeerLost):
+            return False
+        if error is not None or self._link.lost is not None:
+            self._link._regroup()
+        return True
+
+
+def each_epoch(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator[int]:
+    """The epochs that are left; whoever joins begins with the present one."""
+    while sampler.epoch < num_epochs:
+        epoch = sampler.epoch
+        yield epoch
+        if sampler.epoch == epoch:  # the loop over steps was left early, or there was none
+            finish_epoch(link, sampler)
+
+
+def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Step]:
+    """The steps of this epoch that are left, until all workers are through with it."""
+    epoch = sampler.epoch
+    while sampler.epoch == epoch and len(sampler):
+        generation = link.generation
+        for batch in loader:
+            step = Step(link, batch, sampler)
+            yield step
+            if not step.entered:
+                raise UsageError("a step was not entered", hint="write `with step as batch:` in the loop")
+            if link.generation != generation:
+                break  # what the loader has read ahead belongs to others now
+        if sampler.epoch == epoch and not len(sampler):
+            link._meet("the end of an epoch")
+    if sampler.epoch == epoch:
+        finish_epoch(link, sampler)
+
+
+def finish_epoch(link: Link, sampler: ElasticSampler) -> None:
+    sampler.next_epoch()
+    link._note_epoch()

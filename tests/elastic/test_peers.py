@@ -1,0 +1,205 @@
+"""Control sockets of an elastic world, in one process: deaths, good-byes, joiners, silence and strangers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from torch.distributed.distributed_c10d import PrefixStore
+
+from thinwire.elastic.handshake import Stranger, answer_door
+from thinwire.elastic.membership import Member, Membership
+from thinwire.elastic.peers import Peers
+from thinwire.elastic.store import PeerStore
+
+KEY = b"k" * 32
+SILENCE_S = 3.0
+SOON_S = 20.0
+
+
+class World:
+    """Peers in one process, each with sockets of its own."""
+
+    def __init__(self) -> None:
+        self.peers: list[Peers] = []
+
+    def make(self, name: str, key: bytes = KEY) -> Peers:
+        door = socket.create_server(("127.0.0.1", 0))
+        me = Member(name, "127.0.0.1", door.getsockname()[1])
+        self.peers.append(Peers(door, me, key, silence_s=SILENCE_S))
+        return self.peers[-1]
+
+    def start(self, size: int) -> list[Peers]:
+        made = [self.make(f"w{i}") for i in range(size)]
+        membership = Membership(1, tuple(each.me for each in made), "run")
+        for each in made:
+            each.start(membership)
+        for each in made:
+            wait_until(lambda each=each: len(each._channels) == size - 1)  # type: ignore[misc]
+        return made
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    made = World()
+    yield made
+    for each in made.peers:
+        each.stop()
+
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not holds():
+        assert time.monotonic() < deadline, "not so after a while"
+        time.sleep(0.01)
+
+
+def wait_for_members(peers: list[Peers], ids: list[str]) -> Membership:
+    """Until all of them are in one membership of these."""
+
+    def agree() -> bool:
+        found = {each.roster.membership for each in peers}
+        one = found.pop()
+        return not found and one is not None and one.ids == ids
+
+    wait_until(agree)
+    assert peers[0].roster.membership is not None
+    return peers[0].roster.membership
+
+
+def test_after_a_death_the_others_agree_within_a_moment(world: World) -> None:
+    a, b, c, d = world.start(4)
+    a.stop()  # its sockets close, as those of a killed process do
+    began = time.monotonic()
+    assert [each.next_membership(1).ids for each in (b, c, d)] == [["w1", "w2", "w3"]] * 3
+    assert time.monotonic() - began < SILENCE_S / 2
+    b.stop()
+    c.stop()
+    wait_for_members([d], ["w3"])
+
+
+def test_who_leaves_is_not_missed(world: World) -> None:
+    a, b, c = world.start(3)
+    b.leave()
+    wait_for_members([a, c], ["w0", "w2"])
+
+
+def test_whoever_knows_the_key_may_join(world: World) -> None:
+    members = world.start(3)
+    new = world.make("new")
+    new.join([("127.0.0.1", 1), ("127.0.0.1", members[1].me.port)])
+    assert new.next_membership(0).ids == ["w0", "w1", "w2", "new"]
+    wait_for_members([*members, new], ["w0", "w1", "w2", "new"])
+    members[0].stop()
+    wait_for_members([*members[1:], new], ["w1", "w2", "new"])
+
+
+def test_a_broken_connection_between_the_living_is_made_anew(world: World) -> None:
+    a, b = world.start(2)
+    broken = a._channels["w1"]
+    broken.socket.shutdown(socket.SHUT_RDWR)
+    wait_until(lambda: a._channels.get("w1") not in (None, broken))
+    a.publish(1, "key", b"value")
+    assert b.published(1, ["key"], SOON_S) == [b"value"]
+    assert a.roster.membership is not None
+    assert a.roster.membership.generation == 1
+
+
+def test_a_worker_that_was_left_out_comes_back(world: World) -> None:
+    a, b, c = world.start(3)
+    with c.changed:  # it stands still, as a frozen process does
+        world_without = wait_for_members([a, b], ["w0", "w1"])
+    back = c.next_membership(1)
+    assert back.generation > world_without.generation
+    assert back.ids[:2] == ["w0", "w1"]
+    assert back.ids[2].startswith("w2+")
+    wait_until(lambda: a.roster.membership == b.roster.membership == back)
+
+
+def test_a_store_for_backends(world: World) -> None:
+    stores = [PeerStore(each, 1) for each in world.start(3)]
+    values: list[Any] = []
+
+    def use(rank: int) -> None:
+        prefixed = PrefixStore("lane", stores[rank])
+        prefixed.set(f"{rank}", f"value {rank}")
+        values.append([prefixed.get(f"{other}") for other in range(3)])
+
+    threads = [threading.Thread(target=use, args=(rank,)) for rank in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(SOON_S)
+    assert values == [[b"value 0", b"value 1", b"value 2"]] * 3
+    world.peers[1].stop()
+    with pytest.raises(RuntimeError, match="generation 1 ended"):
+        stores[0].get("never")
+
+
+def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    a, b = world.start(2)
+    generator = random.Random(0)
+    caplog.set_level(logging.WARNING)
+    door = socket.create_connection(("127.0.0.1", a.me.port))
+    with pytest.raises(Stranger):
+        answer_door(door, Member("w1", "127.0.0.1", 5), b"another key")
+    for number in range(300):
+        with socket.create_connection(("127.0.0.1", a.me.port)) as scanner:
+            if number % 3:
+                scanner.sendall(generator.randbytes(generator.randrange(200)) + b"\n")
+    forged = Member("w1", "127.0.0.1", 5).to_json()
+    with socket.create_connection(("127.0.0.1", a.me.port)) as scanner:
+        scanner.sendall(json.dumps(["hello", forged, "0" * 32, "0" * 32]).encode() + b"\n")
+        scanner.sendall(b"x" * 100_000)
+    time.sleep(2 * 0.5)
+    assert set(a._channels) == {"w1"}
+    a.publish(1, "key", b"value")
+    assert b.published(1, ["key"], SOON_S) == [b"value"]
+    assert a.roster.membership is not None
+    assert a.roster.membership.generation == 1
+    told = [record for record in caplog.records if "refused a connection" in record.message]
+    assert len(told) == 1, "one address, one line"
+
+
+def test_a_recorded_handshake_does_not_open_the_door(world: World) -> None:
+    a, _ = world.start(2)
+    recorded: list[bytes] = []
+    proxy = socket.create_server(("127.0.0.1", 0))
+
+    def record() -> None:
+        client, _ = proxy.accept()
+        with client, socket.create_connection(("127.0.0.1", a.me.port)) as door:
+            client.sendall(door.recv(4096))
+            recorded.append(client.recv(4096))
+            door.sendall(recorded[0])
+            client.sendall(door.recv(4096))
+
+    thread = threading.Thread(target=record)
+    thread.start()
+    me = Member("guest", "127.0.0.1", 5)
+    answer_door(socket.create_connection(proxy.getsockname()), me, KEY).socket.close()
+    thread.join()
+    proxy.close()
+    wait_until(lambda: "guest" not in a._channels)
+    with socket.create_connection(("127.0.0.1", a.me.port)) as replay:
+        replay.recv(4096)
+        replay.sendall(recorded[0])
+        replay.settimeout(SOON_S)
+        assert replay.recv(4096) == b"", "closed without a welcome"
+    assert "guest" not in a._channels
+
+
+def test_a_message_that_was_changed_on_its_way_ends_the_connection(world: World) -> None:
+    a, b = world.start(2)
+    channel = a._channels["w1"]
+    with a.changed:
+        channel.socket.send(b'00000000000000000000000000000000 ["left"]\n')
+    wait_until(lambda: a._channels.get("w1") not in (None, channel))
+    assert "w0" not in b.roster.knowledge.dead
