@@ -173,6 +173,12 @@ _VALUES: dict[str, Make] = {
     "scale": lambda draw: varied(draw, ["1", "0.1", "1e-9"]),
     "command": lambda draw: varied(draw, ["true", "no/such.py", "-m", "x" * 300 + ".py"]),
     "out": lambda draw: varied(draw, ["out", "a/b", "full"]),
+    "file": lambda draw: varied(draw, ["a/b/key", "full", "full/key"]),
+    "script": lambda draw: varied(draw, ["no/such.py", "full", "x" * 300 + ".py"]),
+    "cluster": lambda draw: varied(draw, ["full", "none", "no/cluster.json"]),
+    "against": lambda draw: varied(draw, ["full", "none"]),
+    "paper": lambda draw: varied(draw, ["gtopk", "das", "diloco", "covenant"]),
+    "apoptosis": lambda draw: varied(draw, ["conservative", "adaptive", "aggressive"]),
     "data": lambda draw: varied(draw, ["full", "none"]),
     "folder": lambda draw: varied(draw, ["full", "none"]),
     **dict.fromkeys(

@@ -159,8 +159,8 @@ MUTANTS = [
     Mutant(
         "replicas of a part averaged over all",
         "engine/attach.py",
-        "groups = [group_of.get(name) for name, _ in named]",
-        "groups: list[Ranks] = [None for _ in named]",
+        "core.assemble(buckets, [group_of.get(bucket.names[0]) for bucket in buckets], piece_bytes, rows)",
+        "core.assemble(buckets, [None for bucket in buckets], piece_bytes, rows)",
         "contract/test_groups.py -k two_groups",
     ),
     Mutant(

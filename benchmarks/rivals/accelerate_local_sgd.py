@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
@@ -33,7 +35,11 @@ class AccelerateLocalSgd:
         from accelerate.local_sgd import LocalSGD
         from accelerate.state import AcceleratorState
 
-        # It takes over the process group that is there; its state is global, and must go with it.
+        # It takes over the process group that is there, but looks for it in the environment; its state is
+        # global, and must go with it.
+        for name, number in (("RANK", dist.get_rank()), ("WORLD_SIZE", dist.get_world_size())):
+            os.environ.setdefault(name, str(number))
+        os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
         accelerator = Accelerator(cpu=True)
         wrapped = accelerator.prepare_model(model)
         try:

@@ -27,7 +27,9 @@ def shrunken() -> torch.nn.Sequential:
 
 def test_an_exported_model_is_plain_and_computes_the_same() -> None:
     plain, x = shrunken(), torch.randn(5, 8, dtype=torch.float64)
-    assert plain[0].out_features < WIDTH
+    first = plain[0]
+    assert isinstance(first, torch.nn.Linear)
+    assert first.out_features < WIDTH
     assert not any(m._forward_pre_hooks or m._forward_hooks for m in plain.modules())
     file = io.BytesIO()
     torch.save(plain, file)

@@ -94,14 +94,16 @@ def test_a_loss_that_rises_undoes_the_event() -> None:
         for step in range(8):
             step_once(link, model, optimizer, step)
         assert history(link)[-1].removed > 0
-        narrow = model[0].out_features
+        first = model[0]
+        assert isinstance(first, torch.nn.Linear)
+        narrow = first.out_features
         before = link.companion._undo[0].tensors  # type: ignore[union-attr]
         before = {name: tensor.clone() for name, tensor in before.items()}
         for step in range(8, 16):
             link.observe(1e3)  # whatever the model does
             step_once(link, model, optimizer, step)
         assert history(link)[-1].removed < 0
-        assert model[0].out_features == WIDTH > narrow
+        assert first.out_features == WIDTH > narrow
         assert all(torch.equal(t, before[name]) for name, t in model.named_parameters())
         assert link.stats.steps == 16
         for step in range(16, 20):

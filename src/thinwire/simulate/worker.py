@@ -17,6 +17,7 @@ from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.core import Core, Order
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.forward_reducer import ForwardReducer
+from thinwire.engine.reducer import BackwardReducer
 from thinwire.simulate.clock import Clock, ComputeModel, Pace, timetable
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
@@ -160,10 +161,10 @@ class VirtualWorker:
             await self._clock.sleep((self._model.copy_s + self._model.select_s) * sum(self._bytes))
         await self._await_all(self._selecting)
         self._selecting = []
-        if isinstance(self._reducer, ForwardReducer):
-            self._reducer.backward_ends()
-        else:
+        if isinstance(self._reducer, BackwardReducer):
             await self._await_all(self._reducer.finishing())
+        else:
+            self._reducer.backward_ends()
         if self._model.copy_s:
             await self._clock.sleep(self._model.copy_s * sum(self._bytes))
 
