@@ -3,8 +3,8 @@
     python -m benchmarks.accuracy_table
 
 Reads the runs in benchmarks/results/fidelity-*.json and map-*.json, holds each strategy against exact SGD
-with the same recipe, workers, batch and epochs, and writes src/thinwire/planner/accuracy.json. Of a setting
-that was measured several times, with a strategy that has changed since, the newest file counts.
+with the same recipe, workers, batch and epochs, and writes src/thinwire/strategies/accuracy.json. Of a
+setting that was measured several times, with a strategy that has changed since, the newest file counts.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any
 
 from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
 from thinwire.errors import SettingError
-from thinwire.planner.accuracy import TABLE, standard_error, without_lead_in
+from thinwire.planner.accuracy import standard_error, without_lead_in
 from thinwire.strategies import registry
+from thinwire.strategies.measured import TABLE
 
 USUAL = {"accuracy": 0.25, "perplexity": 0.5}
 """Standard deviation of single runs, in points or percent (docs/simulator.md)."""

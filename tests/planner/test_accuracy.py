@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.planner.accuracy import EXACT, Measured, expected, standard_error, table
+from thinwire.planner.accuracy import EXACT, expected, standard_error
 from thinwire.strategies import registry
+from thinwire.strategies.measured import Measured, table
 
 
 def row(**changes: Any) -> Measured:

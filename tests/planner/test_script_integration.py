@@ -34,7 +34,6 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     assert found.shapes == ((128, 64), (128,), (10, 128), (10,))
     assert found.forward_s >= 0.01
     assert found.backward_s >= 0.02
-    assert found.compute_s < 5
     assert found.shares is not None
     assert len(found.shares) == 4
 

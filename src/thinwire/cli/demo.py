@@ -22,7 +22,7 @@ from thinwire.units import as_metric, as_ratio
 
 BASELINE, EXACT = "ddp", "all-reduce"
 """DistributedDataParallel sends what exact SGD sends."""
-OTHERS = ("gossip-grad", "gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
+OTHERS = ("gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
 """Two of these are trained beside the recommended one."""
 LATENCY_S = 0.5e-3
 BUDGET = 0.5
@@ -41,7 +41,7 @@ def demo(out: options.Out = None) -> None:
     crowd = max(1.0, study.workers / num_cores())  # all workers compute on this machine's cores
     hosts = stated(describe(hosts=1, rate=format_rate(study.rate_bits_per_s)), latency_s=LATENCY_S)
     work = replace(work.times(crowd), batch=work.batch)
-    plan = make_plan(work, hosts, [study.workers], strategies=[EXACT, *OTHERS, "trickle"], budget=BUDGET)
+    plan = make_plan(work, hosts, [study.workers], strategies=[EXACT, "gossip-grad", *OTHERS], budget=BUDGET)
     chosen = plan.recommendation.strategy or EXACT
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}

@@ -1,47 +1,17 @@
-"""What a strategy costs in accuracy, from trainings that were measured; no torch.
-
-The table `accuracy.json` holds trainings on the virtual clock (which trains for real) with the loss against
-exact SGD under the same recipe, workers, epochs and seeds. `python -m benchmarks.accuracy_table` makes it.
-"""
+"""The loss of accuracy to expect of a strategy, from the trainings that were measured; no torch."""
 
 from __future__ import annotations
 
-import functools
-import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-TABLE = Path(__file__).with_name("accuracy.json")
+from thinwire.strategies.measured import RESOLVED, Measured, Settings, table
+
 LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
-RESOLVED = 0.5
-"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
 FURTHEST = 2
 """A row counts for up to so many times the workers it was measured with: with more, loss grows."""
-
-Settings = Mapping[str, object]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measured:
-    """One strategy in one setting, against exact SGD."""
-
-    recipe: str
-    metric: str
-    workers: int
-    epochs: int
-    strategy: str
-    """Its name, as in the registry."""
-    settings: Settings
-    """All of its settings, without those of the lead-in."""
-    loss: float
-    """Points of accuracy, or percent of perplexity, below exact SGD; negative if it was better."""
-    error: float
-    """Standard error of that difference."""
-    seeds: int
-    source: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,14 +37,6 @@ class Expected:
 
 
 EXACT = Expected(loss=0.0, low=0.0, high=0.0, basis="exact: the same steps as one worker with all samples")
-
-
-@functools.cache
-def table() -> tuple[Measured, ...]:
-    """The rows that come with this version."""
-    names = {field.name for field in fields(Measured)}
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
-    return tuple(Measured(**{name: row[name] for name in names}) for row in rows)
 
 
 def without_lead_in(settings: Settings) -> dict[str, object]:

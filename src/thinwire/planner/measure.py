@@ -97,15 +97,15 @@ class StepRecorder:
         return hook
 
     def workload(self, name: str, *, batch: int | None = None) -> Workload:
-        """What was recorded, by medians over steps."""
+        """What was recorded, by lower quartiles over steps: other programs may use the processor too."""
         if self.num_steps < 2:
             raise UsageError(f"{name} made {self.num_steps} optimizer steps: there is nothing to time")
         timed = self._steps[min(WARM_UP, self.num_steps - 2) :]
         pairs = list(pairwise(timed))
-        whole_s = median(after.ended_s - before.ended_s for before, after in pairs)
+        whole_s = _low_quartile([after.ended_s - before.ended_s for before, after in pairs])
         begun = [(b.ended_s, a.backward_s) for b, a in pairs if a.backward_s is not None]
         if len(begun) == len(pairs):
-            forward_s = min(median(at - ended_s for ended_s, at in begun), whole_s)
+            forward_s = min(_low_quartile([at - ended_s for ended_s, at in begun]), whole_s)
         else:
             forward_s = whole_s * FORWARD_SHARE
         used = [i for i in range(len(self.parameters)) if any(i in step.arrivals for step in timed)]
@@ -134,6 +134,10 @@ def _shares(steps: Sequence[_Step], used: Sequence[int]) -> tuple[float, ...] | 
                 last_s = at_s
     shares = [median(took[index]) for index in used]
     return tuple(shares) if sum(shares) > 0 else None
+
+
+def _low_quartile(values: Sequence[float]) -> float:
+    return sorted(values)[len(values) // 4]
 
 
 def _now() -> float:

@@ -73,8 +73,9 @@ class _Learner(Learner):
 class _Simulation:
     """Steps up to the last of `marks`, of workers that share one model, and their totals after each of these.
 
-    Workers of equal speed that only meet in collectives of everybody do the same at the same time. So one of
-    them is played for all; where a strategy turns out to do something else, each of them.
+    Workers of one kind that only meet in collectives of everybody, or in exchanges that look the same to all,
+    do the same at the same time. So one of them is played for all; where a strategy turns out to do something
+    else, each of them.
     """
 
     def __init__(

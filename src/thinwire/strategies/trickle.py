@@ -11,7 +11,7 @@ from thinwire.errors import check
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.budget import DECIDES_AT, BudgetTuner
-from thinwire.strategies.local.expected import MEASURED
+from thinwire.strategies.local.expected import known
 from thinwire.strategies.local.fragments import Fragments, check_fragments
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
@@ -62,7 +62,7 @@ class Trickle(LocalStrategy):
 
     @property
     def period(self) -> int:
-        return max(row.interval for row in MEASURED) if self.budget == "auto" else self.interval
+        return max(row.interval for row in known()) if self.budget == "auto" else self.interval
 
     @property
     def adapts_in(self) -> int:

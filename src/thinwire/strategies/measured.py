@@ -1,0 +1,47 @@
+"""What strategies cost in accuracy: trainings that were measured against exact SGD; no torch.
+
+The table `accuracy.json` holds trainings on the virtual clock (which trains for real) with the loss against
+exact SGD under the same recipe, workers, epochs and seeds. `python -m benchmarks.accuracy_table` makes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+TABLE = Path(__file__).with_name("accuracy.json")
+RESOLVED = 0.5
+"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
+
+Settings = Mapping[str, object]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """One strategy in one setting, against exact SGD."""
+
+    recipe: str
+    metric: str
+    workers: int
+    epochs: int
+    strategy: str
+    """Its name, as in the registry."""
+    settings: Settings
+    """All of its settings, without those of the lead-in."""
+    loss: float
+    """Points of accuracy, or percent of perplexity, below exact SGD; negative if it was better."""
+    error: float
+    """Standard error of that difference."""
+    seeds: int
+    source: str
+
+
+@functools.cache
+def table() -> tuple[Measured, ...]:
+    """The rows that come with this version."""
+    names = {field.name for field in fields(Measured)}
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
+    return tuple(Measured(**{name: row[name] for name in names}) for row in rows)
