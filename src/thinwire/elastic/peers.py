@@ -248,9 +248,8 @@ class Peers:
 
     def _is_wanted(self, generation: int, key: str, value: str) -> bool:
         current = self.roster.membership
-        now = 0 if current is None else current.generation
-        sane = len(key) <= 256 and len(self._values) < 1 << 16
-        return sane and now <= generation <= now + 64 and _is_hex(value)
+        sane = len(key) <= 256 and len(self._values) < 1 << 16 and _is_hex(value)
+        return sane and (current is None or current.generation <= generation <= current.generation + 64)
 
     def _judge(self, now_s: float) -> None:
         """Tell the roster of members that were not heard of for too long; before, ask others for them."""

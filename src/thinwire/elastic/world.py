@@ -106,8 +106,8 @@ class World:
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
                 continue
             self.membership = found
-            if self._moved_on(found.generation):
-                self._end_lane(found)
+            if self._moved_on(found.generation):  # before there was a lane to end
+                self._lane.abort(PeerLost("the workers have changed"))
             return self._lane
 
     @property

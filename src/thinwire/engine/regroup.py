@@ -94,6 +94,8 @@ class Regrouper:
     since: int = 0
     """Steps done when the present share of samples was dealt."""
     synced: int = 0
+    _id: str = ""
+    """As which this worker has last trained."""
     _rank: int = 0
     _known: list[int] = field(default_factory=list)
     _num_workers: int = 0
@@ -163,7 +165,9 @@ class Regrouper:
         lines = [*self.settings, *describe(core.model.named_parameters(), "parameter")]
         alike = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
         shared = "" if place is None else place.shared
-        mine: list[Any] = [self.world.me.id, place is None, self.synced, self._rank, steps, taken]
+        # one that was left out and comes back is new, whatever it still holds
+        new = place is None or self.world.me.id != self._id
+        mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, taken]
         told = everyone.gather_objects([*mine, self._known, self.since, shared, alike])
         return [_Facts(*each) for each in told]
 
@@ -231,7 +235,7 @@ class Regrouper:
     def _commit(self, core: Core, steps: int) -> Place:
         """From here on this worker is at the common place, whatever becomes of this generation."""
         core.steps = self.since = steps
-        self.synced, self._rank = self.world.generation, core.lane.rank
+        self.synced, self._rank, self._id = self.world.generation, core.lane.rank, self.world.me.id
         self._known = [steps] * core.lane.world_size
         if self.sampler is not None:
             self.sampler.place(core.lane.rank, core.lane.world_size)
