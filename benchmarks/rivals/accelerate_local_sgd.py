@@ -37,9 +37,10 @@ class AccelerateLocalSgd:
 
         # It takes over the process group that is there, but looks for it in the environment; its state is
         # global, and must go with it.
-        for name, number in (("RANK", dist.get_rank()), ("WORLD_SIZE", dist.get_world_size())):
-            os.environ.setdefault(name, str(number))
-        os.environ.setdefault("LOCAL_RANK", os.environ["RANK"])
+        rank, world_size = str(dist.get_rank()), str(dist.get_world_size())
+        told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+        for name, value in {**told, "MASTER_ADDR": "localhost"}.items():
+            os.environ.setdefault(name, value)
         accelerator = Accelerator(cpu=True)
         wrapped = accelerator.prepare_model(model)
         try:
