@@ -64,6 +64,21 @@ def test_wherever_in_a_step_it_happens(kind: str, where: str) -> None:
     assert len(count_samples(stories)) in (2 * NUM_SAMPLES - 7 * 5, 2 * NUM_SAMPLES - 8 * 5)
 
 
+@pytest.mark.parametrize("strategy", [tw.GossipGraD(), tw.SASGD(interval=5)], ids=name_of)
+def test_one_that_waits_at_the_end_of_an_epoch_gets_what_a_lost_one_leaves(strategy: Strategy) -> None:
+    """While the third is still in its last step."""
+    last = NUM_SAMPLES // (3 * 5) - 1
+    faults = {
+        1: Fault("kill", step=last, where="forward", seconds=1.0),
+        2: Fault("none", step=last, where="forward", seconds=2.5),
+    }
+    with Workers(3, Job(strategy=strategy), faults) as workers:
+        stories = workers.stories([0, 2])
+    assert len({story.digest for story in stories}) == 1
+    assert len({story.steps for story in stories}) == 1
+    check_samples(stories, 2, lost=last * 5)
+
+
 def test_all_but_one_die_one_after_another() -> None:
     faults = {rank: Fault("kill", step=4 + 2 * rank) for rank in range(3)}
     with Workers(4, Job(num_epochs=1), faults) as workers:

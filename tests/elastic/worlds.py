@@ -55,6 +55,7 @@ class Fault:
     kind: str = "none"
     step: int = 0
     seconds: float = 0.0
+    """How long it waits before it does that."""
     where: str = "backward"
 
 
@@ -82,6 +83,7 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
     def strike(where: str, step: int) -> None:
         if (where, step) != (fault.where, fault.step):
             return
+        time.sleep(fault.seconds)
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "raise":

@@ -454,9 +454,14 @@ class Link:
         self._hook()
         self._core.serve()
 
-    def _meet(self, what: str) -> None:
-        """Wait for all workers, also if they change meanwhile."""
-        self._persist(lambda: self._everyone.meet(what))
+    def _meet(self, what: str) -> bool:
+        """Wait for all workers; False if they have changed meanwhile, so that there may be more to do."""
+        try:
+            self._everyone.meet(what)
+        except PeerLost:
+            self._regroup()
+            return False
+        return True
 
     def _note_epoch(self) -> None:
         """All workers have come to the end of an epoch with the same number of steps."""

@@ -66,8 +66,9 @@ class _Facts:
     rank: int
     """In that generation."""
     steps: int
+    epoch: int
     taken: int
-    """Batches trained on since its share was last dealt."""
+    """Batches of that epoch trained on since its share was last dealt."""
     known: list[int]
     """Steps of each worker of that generation, as far as it knows."""
     since: int
@@ -138,7 +139,7 @@ class Regrouper:
             self._start_alike(core, everyone)
             return self._commit(core, 0)
         self._check_joiners(facts, old)
-        giver = max(old, key=lambda each: (each.synced, each.steps))
+        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch))
         source = facts.index(giver)
         mine = facts[core.lane.rank]
         agree = core.strategy.replicas_agree
@@ -161,13 +162,13 @@ class Regrouper:
 
     def _gather(self, core: Core, everyone: Replicas, place: Place | None) -> list[_Facts]:
         steps = -1 if place is None else int(place.state["steps"])
-        taken = self.sampler.taken if self.sampler is not None else 0
+        epoch, taken = (0, 0) if self.sampler is None else (self.sampler.epoch, self.sampler.taken)
         lines = [*self.settings, *describe(core.model.named_parameters(), "parameter")]
         alike = hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
         shared = "" if place is None else place.shared
         # one that was left out and comes back is new, whatever it still holds
         new = place is None or self.world.me.id != self._id
-        mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, taken]
+        mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, epoch, taken]
         told = everyone.gather_objects([*mine, self._known, self.since, shared, alike])
         return [_Facts(*each) for each in told]
 
@@ -222,8 +223,10 @@ class Regrouper:
         for rank, steps in enumerate(known):
             if agree:
                 done.append(giver.taken)
-            elif rank in there:
-                done.append(there[rank].taken)
+            elif (
+                rank in there
+            ):  # whoever is still at the end of the epoch before has done nothing of this one
+                done.append(there[rank].taken if there[rank].epoch == giver.epoch else 0)
             else:  # it is lost: what it last said to have done
                 done.append(max(0, steps - giver.since))
         if self.sampler is None:

@@ -53,7 +53,11 @@ def each_epoch(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator
 def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Iterator[Step]:
     """The steps of this epoch that are left, until all workers are through with it."""
     epoch = sampler.epoch
-    while sampler.epoch == epoch and len(sampler):
+    while sampler.epoch == epoch:
+        if not len(sampler):
+            if link._meet("the end of an epoch"):
+                break
+            continue  # what a lost worker has left undone may have been dealt out
         generation = link.generation
         for batch in loader:
             step = Step(link, batch, sampler)
@@ -62,8 +66,6 @@ def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Ite
                 raise UsageError("a step was not entered", hint="write `with step as batch:` in the loop")
             if link.generation != generation:
                 break  # what the loader has read ahead belongs to others now
-        if sampler.epoch == epoch and not len(sampler):
-            link._meet("the end of an epoch")
     if sampler.epoch == epoch:
         finish_epoch(link, sampler)
 
