@@ -31,8 +31,8 @@ def sgd(momentum: float) -> Make:
 def trained(
     strategy: Strategy, world_size: int, steps: int, make: Make | None = None, *, pauses: bool = False
 ) -> list[list[Tensor]]:
-    """The weights of every worker after some steps, before detach averages them; with `pauses`, every question
-    is answered before the next step, however slow the machine is."""
+    """The weights of every worker after some steps, before detach averages them; with `pauses`, every
+    question is answered before the next step, however slow the machine is."""
 
     def train(lane: LocalLane) -> list[Tensor]:
         model, _ = model_and_optimizer()
