@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from thinwire.elastic.agreement import Agreement, Knowledge, Message
+from thinwire.elastic.agreement import Knowledge, MembershipVote, Message
 from thinwire.elastic.membership import Member, Membership, is_quorum, largest_connected
 
 
@@ -16,7 +16,7 @@ def play(seed: int) -> set[Membership]:
     members = tuple(Member(f"w{i}", "10.0.0.1", 1 + i) for i in range(generator.randint(2, 5)))
     base = Membership(1, members, "run")
     views = {id_: Knowledge() for id_ in base.ids}
-    nodes = {id_: Agreement(base, id_, views[id_], retry_s=1.0) for id_ in base.ids}
+    nodes = {id_: MembershipVote(base, id_, views[id_], retry_s=1.0) for id_ in base.ids}
     flying: list[tuple[str, str, Message]] = []
     loss = generator.choice([0.0, 0.1, 0.3])
     now_s = 0.0

@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from thinwire.elastic.handshake import Stranger, answer_door
 from thinwire.elastic.membership import Member, Membership
-from thinwire.elastic.peers import Peers
+from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
 
 KEY = b"k" * 32
@@ -28,15 +28,15 @@ class World:
     """Peers in one process, each with sockets of its own."""
 
     def __init__(self) -> None:
-        self.peers: list[Peers] = []
+        self.peers: list[PeerConnections] = []
 
-    def make(self, name: str, key: bytes = KEY) -> Peers:
+    def make(self, name: str, key: bytes = KEY) -> PeerConnections:
         door = socket.create_server(("127.0.0.1", 0))
         me = Member(name, "127.0.0.1", door.getsockname()[1])
-        self.peers.append(Peers(door, me, key, silence_s=SILENCE_S))
+        self.peers.append(PeerConnections(door, me, key, silence_s=SILENCE_S))
         return self.peers[-1]
 
-    def start(self, size: int) -> list[Peers]:
+    def start(self, size: int) -> list[PeerConnections]:
         made = [self.make(f"w{i}") for i in range(size)]
         membership = Membership(1, tuple(each.me for each in made), "run")
         for each in made:
@@ -61,7 +61,7 @@ def wait_until(holds: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def wait_for_members(peers: list[Peers], ids: list[str]) -> Membership:
+def wait_for_members(peers: list[PeerConnections], ids: list[str]) -> Membership:
     """Until all of them are in one membership of these."""
 
     def agree() -> bool:

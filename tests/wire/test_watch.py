@@ -17,7 +17,7 @@ from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost
 from thinwire.wire import control
 from thinwire.wire import watch as watch_module
 from thinwire.wire.base import DETACHING, FAILING, IN_CALL, LEFT, WAITING, Status
-from thinwire.wire.watch import Member, Watch
+from thinwire.wire.watch import Watch, WatchedWorker
 
 T = TypeVar("T")
 LONG_S = 60.0
@@ -94,7 +94,7 @@ def test_who_is_told_while_it_looks_around_names_the_first_cause(
     first_cause = PeerLost("worker 1 left", rank=1, host="there")
     absence = Watch._absence
 
-    def look_slowly(watch: Watch, other: Member, landing: int) -> PeerError | None:
+    def look_slowly(watch: Watch, other: WatchedWorker, landing: int) -> PeerError | None:
         if watch is three[0] and watch._lost is None:
             watch._claim(first_cause)  # of which the listeners will know in a moment
             watch._members[2].status = Status(doing=LEFT)

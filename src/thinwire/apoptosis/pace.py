@@ -17,7 +17,7 @@ Decision = Literal["remove", "undo", "wait"]
 
 
 @dataclass(slots=True)
-class Pace:
+class RemovalPace:
     """What one training has learnt about how much it can lose."""
 
     adaptive: bool

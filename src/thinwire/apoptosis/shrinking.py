@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from thinwire.apoptosis.lasso import GroupLasso
 from thinwire.apoptosis.moments import Table, measure
-from thinwire.apoptosis.pace import Pace
+from thinwire.apoptosis.pace import RemovalPace
 from thinwire.apoptosis.plan import decode, encode, find_removals
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
@@ -55,7 +55,7 @@ class Shrinking:
         self._call_rows = 0
         """Samples in one call."""
         self._widest = max((max(p.shape) for p in model.parameters() if p.dim() > 1), default=1)
-        self._pace = Pace(adaptive=settings.mode == "adaptive")
+        self._pace = RemovalPace(adaptive=settings.mode == "adaptive")
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any]] | None = None
         self._groups: list[Group] | None = None

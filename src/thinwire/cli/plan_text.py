@@ -10,7 +10,7 @@ from thinwire.planner.balance import best_groups, hybrid_bytes
 from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds, count, three_digits
 
 if TYPE_CHECKING:
-    from thinwire.planner.against import Comparison
+    from thinwire.planner.against import GridComparison
     from thinwire.planner.plan import Plan
     from thinwire.planner.predict import Prediction
     from thinwire.planner.published import Paper
@@ -133,7 +133,7 @@ def paper_text(found: Paper) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def against_text(found: Comparison) -> str:
+def against_text(found: GridComparison) -> str:
     """Errors by strategy, and overall."""
     rows = [["strategy", "cells", "median error", "worst", "where"]]
     for name in dict.fromkeys(each.strategy for each in found.counted):

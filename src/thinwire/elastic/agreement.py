@@ -45,7 +45,7 @@ class _Proposal:
     accepted_by: set[str] = field(default_factory=set)
 
 
-class Agreement:
+class MembershipVote:
     """One worker's part in finding the membership that follows `base`."""
 
     def __init__(self, base: Membership, me: str, knowledge: Knowledge, retry_s: float) -> None:

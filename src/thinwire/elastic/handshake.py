@@ -45,7 +45,7 @@ def proof(key: bytes, *parts: object) -> str:
     return hmac.new(key, text, hashlib.sha256).digest()[:_PROOF_BYTES].hex()
 
 
-class Channel:
+class KeyedChannel:
     """An authenticated connection to one peer, which never blocks."""
 
     def __init__(self, connection: socket.socket, peer: Member, session: bytes, *, at_door: bool) -> None:
@@ -108,13 +108,13 @@ class Channel:
         return parse(text)
 
 
-def answer_door(connection: socket.socket, me: Member, key: bytes) -> Channel:
+def answer_door(connection: socket.socket, me: Member, key: bytes) -> KeyedChannel:
     """The client's part; Stranger, and the connection is closed, if the door does not know the key."""
     with _closing_on_error(connection):
         return _answer_door(connection, me, key)
 
 
-def open_door(connection: socket.socket, me: Member, key: bytes, generation: int) -> Channel:
+def open_door(connection: socket.socket, me: Member, key: bytes, generation: int) -> KeyedChannel:
     """The door's part; Stranger, and the connection is closed, if the client does not know the key."""
     with _closing_on_error(connection):
         return _open_door(connection, me, key, generation)
@@ -129,7 +129,7 @@ def _closing_on_error(connection: socket.socket) -> Iterator[None]:
         raise
 
 
-def _answer_door(connection: socket.socket, me: Member, key: bytes) -> Channel:
+def _answer_door(connection: socket.socket, me: Member, key: bytes) -> KeyedChannel:
     deadline = time.monotonic() + HELLO_S
     match _read(connection, deadline):
         case ["thinwire", str(theirs), int(generation)]:
@@ -142,11 +142,11 @@ def _answer_door(connection: socket.socket, me: Member, key: bytes) -> Channel:
         case ["welcome", [*_] as member, str(shown)]:
             peer = _member(member)
             if hmac.compare_digest(shown.encode(), proof(key, "door", *about, peer.to_json()).encode()):
-                return Channel(connection, peer, bytes.fromhex(_session(key, about)), at_door=False)
+                return KeyedChannel(connection, peer, bytes.fromhex(_session(key, about)), at_door=False)
     raise Stranger("what listens there does not know the key of this run")
 
 
-def _open_door(connection: socket.socket, me: Member, key: bytes, generation: int) -> Channel:
+def _open_door(connection: socket.socket, me: Member, key: bytes, generation: int) -> KeyedChannel:
     deadline, mine = time.monotonic() + HELLO_S, secrets.token_hex(16)
     _write(connection, ["thinwire", mine, generation])
     match _read(connection, deadline):
@@ -156,7 +156,7 @@ def _open_door(connection: socket.socket, me: Member, key: bytes, generation: in
             if hmac.compare_digest(shown.encode(), proof(key, "client", *about).encode()):
                 shown = proof(key, "door", *about, me.to_json())
                 _write(connection, ["welcome", me.to_json(), shown])
-                return Channel(connection, peer, bytes.fromhex(_session(key, about)), at_door=True)
+                return KeyedChannel(connection, peer, bytes.fromhex(_session(key, about)), at_door=True)
             raise Stranger("it does not know the key of this run")
     raise Stranger("it is no worker")
 

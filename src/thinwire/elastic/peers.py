@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from thinwire.elastic.handshake import HELLO_S, Channel, Silence, Stranger, answer_door, open_door
+from thinwire.elastic.handshake import HELLO_S, KeyedChannel, Silence, Stranger, answer_door, open_door
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.roster import Roster
 from thinwire.errors import DataError, PeerLost
@@ -36,7 +36,7 @@ _JOIN_S = 3.0
 """Who has asked to join is forgotten unless it asks again."""
 
 
-class Peers:
+class PeerConnections:
     """One worker's connections to the others, and who is in."""
 
     def __init__(self, door: socket.socket, me: Member, key: bytes, *, silence_s: float) -> None:
@@ -49,7 +49,7 @@ class Peers:
         self.changed = threading.Condition(threading.RLock())
         """Held for everything below; notified whenever something has changed."""
         self.roster = Roster(me, None, retry_s=RETRY_S)
-        self._channels: dict[str, Channel] = {}
+        self._channels: dict[str, KeyedChannel] = {}
         self._heard_s: dict[str, float] = {}
         self._vouched: dict[str, tuple[float, str]] = {}
         """When somebody has last said that it hears a worker, and who."""
@@ -212,7 +212,7 @@ class Peers:
             with contextlib.suppress(OSError):
                 self._woken.recv(64)
         else:
-            channel: Channel = key.data
+            channel: KeyedChannel = key.data
             messages, stands = channel.receive()
             for message in messages:
                 self._hear(channel.peer, message)
@@ -351,7 +351,7 @@ class Peers:
             self._strangers.add(address)
             _log.warning("refused a connection from %s: %s; told once per address", address, error)
 
-    def _add(self, channel: Channel) -> None:
+    def _add(self, channel: KeyedChannel) -> None:
         with self.changed:
             if self._stopped:
                 channel.socket.close()
@@ -371,7 +371,7 @@ class Peers:
             self._poke()
             self.changed.notify_all()
 
-    def _drop(self, channel: Channel) -> None:
+    def _drop(self, channel: KeyedChannel) -> None:
         """A connection has ended: see whether the worker has."""
         if self._channels.get(channel.peer.id) is not channel:
             return

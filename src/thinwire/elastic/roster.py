@@ -5,7 +5,7 @@ Whoever is behind is told what was decided; whoever finds itself left out may jo
 
 from __future__ import annotations
 
-from thinwire.elastic.agreement import Agreement, Knowledge, Message
+from thinwire.elastic.agreement import Knowledge, MembershipVote, Message
 from thinwire.elastic.membership import Member, Membership
 from thinwire.errors import DataError
 
@@ -29,7 +29,7 @@ class Roster:
         self._retry_s = retry_s
         self._history: dict[int, Membership] = {}
         self._wanted = False
-        self._agreement: Agreement | None = None
+        self._agreement: MembershipVote | None = None
         if membership is not None:
             self._adopt(membership)
 
@@ -160,7 +160,7 @@ class Roster:
             self.knowledge.joining.pop(each, None)
         if self.me.id in membership.ids:
             self.membership = membership
-            self._agreement = Agreement(membership, self.me.id, self.knowledge, self._retry_s)
+            self._agreement = MembershipVote(membership, self.me.id, self.knowledge, self._retry_s)
         else:
             self.left_out, self._agreement = membership, None
 

@@ -11,7 +11,7 @@ from datetime import timedelta
 
 from torch.distributed.distributed_c10d import Store
 
-from thinwire.elastic.peers import Peers
+from thinwire.elastic.peers import PeerConnections
 
 _WAIT_S = 300.0
 
@@ -19,7 +19,7 @@ _WAIT_S = 300.0
 class PeerStore(Store):
     """Keys and values of one generation. A value is published once and never changes."""
 
-    def __init__(self, peers: Peers, generation: int) -> None:
+    def __init__(self, peers: PeerConnections, generation: int) -> None:
         super().__init__()
         self._peers, self.generation = peers, generation
 

@@ -22,7 +22,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from thinwire.elastic.keys import KEY_BYTES, read_key
 from thinwire.elastic.membership import Member, Membership
-from thinwire.elastic.peers import Peers
+from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
 from thinwire.errors import PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
@@ -229,7 +229,7 @@ class World:
                 "Elastic(key_file=...); or, behind a firewall, say Elastic(allow_public=True)",
             )
 
-    def _open_door(self, address: str, name: str, key: bytes) -> Peers:
+    def _open_door(self, address: str, name: str, key: bytes) -> PeerConnections:
         try:
             door = socket.create_server((address, self._settings.port), backlog=128)
         except OSError as error:
@@ -237,7 +237,7 @@ class World:
             raise SettingError(f"Elastic.port must be {rule}, got {self._settings.port} ({error})") from error
         me = Member(f"{name}@{socket.gethostname()[:32]}/{os.getpid()}", address, door.getsockname()[1])
         _log.info("%s listens on %s port %d", me.id, me.host, me.port)
-        return Peers(door, me, key, silence_s=self._silence_s)
+        return PeerConnections(door, me, key, silence_s=self._silence_s)
 
 
 def _split(address: str) -> tuple[str, int]:

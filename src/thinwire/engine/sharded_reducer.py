@@ -23,7 +23,7 @@ from thinwire.engine.endpoint import Make
 from thinwire.engine.forward_hooks import ForwardHooks, is_compiled
 from thinwire.engine.pending_gradient import PendingGradient
 from thinwire.engine.state_access import StateAccessHooks
-from thinwire.engine.strips import OwnedGroups, Piece, Strip, check_elementwise
+from thinwire.engine.strips import OwnedGroups, Strip, StripPiece, check_elementwise
 from thinwire.errors import UsageError
 from thinwire.strategies.base import Overlap
 from thinwire.wire.wire import Wire
@@ -75,7 +75,7 @@ class ShardedReducer:
         ]
 
     @property
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[StripPiece]:
         return [piece for strip in self.strips for piece in strip.pieces]
 
     def hook(self) -> None:

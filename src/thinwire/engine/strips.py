@@ -21,7 +21,7 @@ ELEMENTWISE = frozenset(
 
 
 @dataclass(slots=True)
-class Piece:
+class StripPiece:
     """A part of one parameter, as a parameter of the user's optimizer."""
 
     place: int
@@ -44,12 +44,12 @@ class Strip:
         self.values = bucket.gradient.new_zeros(self.width)
         """The parameters of this strip, which the optimizer updates; padded."""
         ends = list(accumulate(local(p).numel() for p in bucket.parameters))
-        self.pieces: list[Piece] = []
+        self.pieces: list[StripPiece] = []
         for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
             low, high = max(begin, self.start), min(end, self.stop)
             if low < high:
                 part = nn.Parameter(self.values[low - self.start : high - self.start])
-                self.pieces.append(Piece(place, low - begin, high - begin, part))
+                self.pieces.append(StripPiece(place, low - begin, high - begin, part))
 
     @torch.no_grad()
     def read_(self) -> None:
@@ -109,7 +109,7 @@ class OwnedGroups:
 
     def __init__(self, optimizers: Sequence[Optimizer], strips: Sequence[Strip]) -> None:
         self._optimizers = optimizers
-        self.pieces_of: dict[int, list[tuple[Piece, ParameterBucket]]] = {}
+        self.pieces_of: dict[int, list[tuple[StripPiece, ParameterBucket]]] = {}
         """By id of each parameter; most have one piece here, or none."""
         for strip in strips:
             for parameter in strip.bucket.parameters:
@@ -158,7 +158,7 @@ class OwnedGroups:
         return [len(group) for group in self._whole[list(self._optimizers).index(optimizer)]]
 
 
-def cut_state(state: dict[str, Any], whole: Tensor, piece: Piece) -> dict[str, Any]:
+def cut_state(state: dict[str, Any], whole: Tensor, piece: StripPiece) -> dict[str, Any]:
     """The state of a piece, out of that of its parameter: tensors of the same shape are cut."""
     shape = local(whole).shape
     return {

@@ -48,7 +48,7 @@ class Compared:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class GridComparison:
     """All cells of a grid."""
 
     compared: tuple[Compared, ...]
@@ -92,7 +92,7 @@ class Comparison:
         }
 
 
-def compare(path: Path, told: Callable[[str], object] = lambda words: None) -> Comparison:
+def compare(path: Path, told: Callable[[str], object] = lambda words: None) -> GridComparison:
     """Predict every cell of a grid from its lab's constants."""
     files = sorted(path.glob("plan_grid-*.json")) if path.is_dir() else [path]
     hint = "python -m benchmarks.plan_grid measures one"
@@ -112,7 +112,7 @@ def compare(path: Path, told: Callable[[str], object] = lambda words: None) -> C
             raise DataError(f"{file} is not the result of a grid: {error!r:.80}", hint=hint) from None
     if not any(not each.processor_full for each in found):
         raise DataError(f"{path} has no cell in which the network was the limit", hint=hint)
-    return Comparison(compared=tuple(found))
+    return GridComparison(compared=tuple(found))
 
 
 def _cluster(content: dict[str, Any]) -> Cluster:

@@ -37,7 +37,7 @@ _KINDS = {kind.__name__: kind for kind in (PeerLost, PeerLate, PeerDiffers)}
 
 
 @dataclass(slots=True)
-class Member:
+class WatchedWorker:
     """What is known of one worker."""
 
     rank: int
@@ -71,7 +71,7 @@ class Watch:
         self._mesh = control.connect(store, f"thinwire/{name}/", rank, len(self.ranks), about, timeout_s)
         now_s = time.monotonic()
         self._members = [
-            Member(rank, str(host), str(site), int(pid), heard_s=now_s)
+            WatchedWorker(rank, str(host), str(site), int(pid), heard_s=now_s)
             for rank, (host, site, pid) in enumerate(self._mesh.abouts)
         ]
         self._me = self._members[rank]
@@ -142,7 +142,7 @@ class Watch:
         error = next(filter(None, (self._absence(other, landing) for other in self._others)), None)
         return self._lost or error  # whoever has ended meanwhile did so because of the one that is lost
 
-    def _absence(self, other: Member, landing: int) -> PeerError | None:
+    def _absence(self, other: WatchedWorker, landing: int) -> PeerError | None:
         mine, theirs = self._me.status, other.status
         kind: type[PeerError] = PeerLost
         hint = (
@@ -178,7 +178,7 @@ class Watch:
             return PeerLate(cause)
         places = Counter(member.status.doing for member in (*there, self._me))
 
-        def patience(other: Member) -> tuple[bool, int, int]:
+        def patience(other: WatchedWorker) -> tuple[bool, int, int]:
             return other.status.doing != "", places[other.status.doing], other.status.steps
 
         behind = min(there, key=patience)
@@ -267,7 +267,7 @@ class Watch:
             call(self._lost)
 
 
-def _silent(members: Sequence[Member], how: str) -> PeerLost:
+def _silent(members: Sequence[WatchedWorker], how: str) -> PeerLost:
     first, rest = members[0], [f"worker {other.rank} on {other.host}" for other in members[1:]]
     also = f"; so are {', '.join(rest)}" if rest else ""
     return PeerLost(

@@ -18,7 +18,7 @@ from tests.simulate.training import COMPUTE_S, STEPS, on_the_clock, weights
 from tests.worlds import run_threads
 from thinwire.errors import SettingError
 from thinwire.strategies.base import Strategy
-from thinwire.strategies.local.quorum import Round
+from thinwire.strategies.local.quorum import QuorumRound
 from thinwire.wire.local import LocalLane
 
 
@@ -89,16 +89,16 @@ class Ledger:
     def __init__(self) -> None:
         self.counted: Counter[int] = Counter()
         self._pending: dict[int, Counter[int]] = {}
-        self._rounds: list[Round] = []
+        self._rounds: list[QuorumRound] = []
         """So that no two of them ever have the same id."""
-        self._add, self._close = Round.add, Round.close
+        self._add, self._close = QuorumRound.add, QuorumRound.close
 
-    def add(self, round_: Round, source: int, moved: Tensor, weight: float) -> bool:
+    def add(self, round_: QuorumRound, source: int, moved: Tensor, weight: float) -> bool:
         self._rounds.append(round_)
         self._pending.setdefault(id(round_), Counter())[source] += round(-float(moved.sum()))
         return self._add(round_, source, moved, weight)
 
-    def close(self, round_: Round, outer: Any) -> list[int]:
+    def close(self, round_: QuorumRound, outer: Any) -> list[int]:
         self.counted.update(self._pending.pop(id(round_), Counter()))
         return self._close(round_, outer)
 
@@ -130,8 +130,8 @@ def test_late_workers_lose_nothing_and_all_agree_on_the_anchor(fragments: int, d
             return anchor, model.weight.detach().clone(), link.stats.instruments["late_rounds"]
 
     with (
-        patch.object(Round, "add", lambda round_, *given: ledger.add(round_, *given)),  # noqa: PLW0108  # bound to the round
-        patch.object(Round, "close", lambda round_, outer: ledger.close(round_, outer)),  # noqa: PLW0108
+        patch.object(QuorumRound, "add", lambda round_, *given: ledger.add(round_, *given)),  # noqa: PLW0108  # bound to the round
+        patch.object(QuorumRound, "close", lambda round_, outer: ledger.close(round_, outer)),  # noqa: PLW0108
     ):
         outcomes = run_threads(world_size, train)
     for rank, (anchor, weight, _) in enumerate(outcomes):

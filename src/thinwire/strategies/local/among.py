@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.compress.codec import Codec
-from thinwire.strategies.local.progress import Progress, Weight
+from thinwire.strategies.local.progress import SampleProgress, Weight
 from thinwire.strategies.local.reduction import encoded_mean_, mean_
 from thinwire.topology import Schedule
 from thinwire.wire.wire import Wire
@@ -44,7 +44,7 @@ class Due(NamedTuple):
 class Among(Protocol):
     """Among whom changes are shared."""
 
-    def weigh(self, progress: Progress | None, wire: Wire) -> Weight:
+    def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         """How much this worker counts in this step; asked before anything is waited for."""
 
     async def meet(self, part: Due, state: LocalState, wire: Wire) -> Tensor:
@@ -55,7 +55,7 @@ class Among(Protocol):
 class Everyone:
     """The mean over all workers, the same bits on all; small tensors travel as they are."""
 
-    def weigh(self, progress: Progress | None, wire: Wire) -> Weight:
+    def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         return Weight(1.0) if progress is None else progress.agree(wire)
 
     async def meet(self, part: Due, state: LocalState, wire: Wire) -> Tensor:
@@ -81,7 +81,7 @@ class OnePeer:
 
     interval: int
 
-    def weigh(self, progress: Progress | None, wire: Wire) -> Weight:
+    def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         return Weight(1.0)
 
     async def meet(self, part: Due, state: LocalState, wire: Wire) -> Tensor:

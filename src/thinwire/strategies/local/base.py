@@ -20,7 +20,7 @@ from thinwire.compress.codec import Codec
 from thinwire.strategies.base import SAME, Bucket, OnResize, Part, Strategy
 from thinwire.strategies.local.among import Among, Due, Everyone
 from thinwire.strategies.local.fragments import Fragments, Span
-from thinwire.strategies.local.progress import Progress
+from thinwire.strategies.local.progress import SampleProgress
 from thinwire.strategies.local.quorum import Rounds
 from thinwire.strategies.local.tuner import Tuner
 from thinwire.strategies.parts import check_finite, check_real
@@ -65,7 +65,7 @@ class LocalState:
     codec: Codec | None = field(init=False, repr=False, default=None)
     """How changes look on the wire; None: as they are."""
     outer: Outer = field(init=False, repr=False)
-    progress: Progress | None = None
+    progress: SampleProgress | None = None
     """Where workers count by their samples."""
     fragments: Fragments = field(init=False, repr=False)
     rounds: Rounds = field(init=False, repr=False)
@@ -153,7 +153,7 @@ class LocalStrategy(Strategy):
         state.outer, state.codec = outer, self.codec
         state.fragments = self.cut([bucket.num_parameters for bucket in buckets])
         if self.merge == "samples":
-            state.progress = Progress([0.0] * self.period)
+            state.progress = SampleProgress([0.0] * self.period)
         return state
 
     def _leaf(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from thinwire.compress.codec import codec_of
-from thinwire.strategies.local.expected import Expected, options
+from thinwire.strategies.local.expected import TrickleSetting, options
 from thinwire.strategies.local.fragments import Fragments
 from thinwire.strategies.local.reduction import encoded_bytes
 from thinwire.wire.wire import Wire
@@ -102,7 +102,7 @@ class BudgetTuner:
             _say(origin + DECIDES_AT, rows[chosen], expected_s[chosen], compute_s)
         return chosen
 
-    def _seconds(self, row: Expected, small_s: float, large_s: float, world_size: int) -> float:
+    def _seconds(self, row: TrickleSetting, small_s: float, large_s: float, world_size: int) -> float:
         """What a step of this setting will take to send, by the line through both probes."""
         at = [self._bytes(INTERVAL, density, world_size) for density in PROBES]
         slope = max(0.0, large_s - small_s) / max(1, at[1] - at[0])
@@ -124,7 +124,7 @@ def choose(expected_s: Sequence[float], limit_s: float) -> int:
     return fitting[0] if fitting else min(range(len(expected_s)), key=lambda index: expected_s[index])
 
 
-def _say(step: int, row: Expected, sent_s: float, compute_s: float) -> None:
+def _say(step: int, row: TrickleSetting, sent_s: float, compute_s: float) -> None:
     hidden = "hidden behind" if sent_s <= compute_s else "more than"
     _log.info(
         "step %d: Trickle(interval=%d, density=%g) from now on: %.2f %% of the dense bytes, %.3f s a step, "

@@ -11,7 +11,7 @@ from thinwire.strategies.measured import RESOLVED, Measured, table
 _DEFAULTS: dict[str, object] = {"fragments": None, "momentum": "auto", "delay": 1}
 
 
-class Expected(NamedTuple):
+class TrickleSetting(NamedTuple):
     """One measured setting."""
 
     interval: int
@@ -31,20 +31,20 @@ class Expected(NamedTuple):
 
 
 @functools.cache
-def known() -> tuple[Expected, ...]:
+def known() -> tuple[TrickleSetting, ...]:
     """The settings with the default momentum and delay that were measured well enough to tell them apart."""
     rows = [row for row in table() if row.strategy == "trickle" and row.error <= RESOLVED]
     return tuple(_expected(row) for row in rows if _DEFAULTS.items() <= row.settings.items())
 
 
-def _expected(row: Measured) -> Expected:
+def _expected(row: Measured) -> TrickleSetting:
     interval, density = row.settings["interval"], row.settings["density"]
     assert isinstance(interval, int)
     assert isinstance(density, float)
-    return Expected(interval, density, row.workers, row.loss, f"{row.recipe}, {row.epochs} epochs")
+    return TrickleSetting(interval, density, row.workers, row.loss, f"{row.recipe}, {row.epochs} epochs")
 
 
-def options(world_size: int) -> list[Expected]:
+def options(world_size: int) -> list[TrickleSetting]:
     """The settings measured with the number of workers that is nearest, the most accurate first; of equally
     accurate ones, that with fewer bytes.
 

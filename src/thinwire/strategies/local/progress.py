@@ -33,7 +33,7 @@ class Weight(NamedTuple):
 
 
 @dataclass(slots=True)
-class Progress:
+class SampleProgress:
     """The samples of one worker."""
 
     merged: list[float]

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from thinwire.strategies.local.among import Due
-from thinwire.strategies.local.progress import Progress, Weight
+from thinwire.strategies.local.progress import SampleProgress, Weight
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, all_of
 
@@ -53,7 +53,7 @@ class Offers:
 
 
 @dataclass(slots=True)
-class Round:
+class QuorumRound:
     """The open round of one part, at its owner."""
 
     anchor: Tensor
@@ -103,7 +103,7 @@ class Rounds:
     spans: list[tuple[int, int, int]]
     """By tag: bucket, and from where to where."""
     offers: list[Offers]
-    open: dict[int, Round] = field(default_factory=dict)
+    open: dict[int, QuorumRound] = field(default_factory=dict)
     """By tag, where this worker is the owner."""
     late: int = 0
     """Rounds that this worker was too late for."""
@@ -128,7 +128,7 @@ class Quorum:
     grace_s: float
     """Seconds that it then waits for the others."""
 
-    def weigh(self, progress: Progress | None, wire: Wire) -> Weight:
+    def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         return Weight(1.0 if progress is None else progress.own)
 
     async def meet(self, part: Due, state: LocalState, wire: Wire) -> Tensor:
@@ -170,16 +170,16 @@ class Quorum:
             answer = _message(round_.anchor, round_.number - 1, 1.0)
             await all_of([wire.answer(answer, to=worker, tag=tag) for worker in waiting])
 
-    def _round(self, tag: int, state: LocalState, wire: Wire) -> Round:
+    def _round(self, tag: int, state: LocalState, wire: Wire) -> QuorumRound:
         rounds = state.rounds
         if tag not in rounds.open:
             bucket, start, stop = rounds.spans[tag]
             velocity = state.velocities[bucket][start:stop] if state.velocities else None
             anchor = state.anchors[bucket][start:stop].clone()  # the worker's own may be an older one
-            rounds.open[tag] = Round(anchor, velocity, [0] * wire.world_size)
+            rounds.open[tag] = QuorumRound(anchor, velocity, [0] * wire.world_size)
         return rounds.open[tag]
 
-    def _begin_grace(self, round_: Round, tag: int, rounds: Rounds, wire: Wire) -> None:
+    def _begin_grace(self, round_: QuorumRound, tag: int, rounds: Rounds, wire: Wire) -> None:
         enough = math.ceil(round(self.quorum * wire.world_size, 6))  # 0.7 of 10 are 7
         if round_.grace is None and round_.present >= enough:
             grace = round_.grace = wire.sleep(self.grace_s)
