@@ -4,7 +4,7 @@ Each worker has some rows of the batch with all features. A split layer works on
 with all features (gathered, or summed on the way out), or with this worker's strip of them. torch's own
 redistribution does the same with more bytes on Gloo: it has no all-to-all there and gathers everything
 instead, and its reduce-scatter sends twice what it has to. For layers of 256 x 1024 that is 1.8 times (2
-workers) and 2.8 times (4 workers) the bytes sent here, by the interface counters. So the two moves are made
+workers) and 2.8 times (4 workers) the bytes these moves need, by the interface counters. So they are made
 of all-to-all here.
 """
 
