@@ -75,6 +75,9 @@ def test_who_exits_with_a_code_keeps_it_and_others_fail() -> None:
 def block_while_connecting() -> None:
     """As a lane does whose peer is cut off, which nothing can end."""
     link = train("AllReduce")
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"trained/{link.rank}", "")
+    store.wait(["trained/0", "trained/1"])  # else the other's last step may be the one that fails
     try:
         if link.rank == 0:
             backend._COME_BACK_S = 0.1
