@@ -122,6 +122,7 @@ class Run:
     many would have sent."""
     events: list[dict[str, Any]] = field(default_factory=list)
     event_s: float = 0.0
+    steps: int = 0
     parameters: tuple[int, int] = (0, 0)
     final: float = 0.0
     """The metric on the test data, looked at once."""
@@ -199,6 +200,7 @@ class Trainer:
             {
                 "step": event.step,
                 "widths": dict(event.widths),
+                "before": dict(event.before),
                 "parameters": event.num_parameters,
                 "causes": dict(event.causes),
                 "seconds": event.seconds,
@@ -293,6 +295,7 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
     run.final = problem.metric(scores, targets)
     run.interval = bootstrap(scores, targets) if problem.metric is auc else None
     run.parameters = (full, count(trainer.model))
+    run.steps = trainer.done
     run.event_s, run.events = trainer.event_s, trainer.events()
     return run
 

@@ -103,6 +103,9 @@ def test_a_loss_that_rises_undoes_the_event() -> None:
             link.observe(1e3)  # whatever the model does
             step_once(link, model, optimizer, step)
         assert history(link)[-1].removed < 0
+        removed, undone = history(link)[-2:]
+        assert undone.widths == removed.before
+        assert undone.before == removed.widths
         assert first.out_features == WIDTH > narrow
         assert all(torch.equal(t, before[name]) for name, t in model.named_parameters())
         assert link.stats.steps == 16
