@@ -15,7 +15,7 @@ from __future__ import annotations
 import gc
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 import thinwire as tw
 from benchmarks.common import lab_worker, note, parser_of, print_head, print_row, result_file, run_in_lab
 from benchmarks.hybrid_nets import NETS, RATE_BITS_PER_S, Scale, build, rows
-from thinwire.bench.harness import mean_over_workers, slowest
+from thinwire.bench.harness import LabPaths, mean_over_workers, slowest
 from thinwire.hosts.description import describe
 from thinwire.lab.emulate import EmulatedDevice
 from thinwire.lab.nets import Net
@@ -39,6 +39,8 @@ from thinwire.parallel.volumes import LayerSize, divisors
 
 LATENCY_S = 0.001
 """Of a message among workers that share two cores."""
+START_BITS_PER_S = 1e9
+"""While a model is handed out to all workers, which is not timed."""
 WARM_UP_STEPS = 1
 DDP, SHARDED, AUTO = "ddp", "data, sharded", "auto"
 BYTES_WORKERS, BYTES_SCALE = 4, Scale(shrink=2, speed=4.0)
@@ -53,11 +55,12 @@ def worker(settings: Mapping[str, Any]) -> None:
     with lab_worker() as control:
         workers, scale = dist.get_world_size(), Scale(*settings["scale"])
         net = NETS[settings["net"]].at(workers, scale.speed)
-        batch = torch.ones(rows(net, scale.shrink), 1)
+        batch, paths = torch.ones(rows(net, scale.shrink), 1), LabPaths(control)
         for name in settings["systems"]:
+            paths.set_rate(START_BITS_PER_S)
             model, plan = _prepare(name, net, scale, batch)
             formula = _formula(model, plan, workers, len(batch))
-            measured = _time(name, model, batch, settings["steps"])
+            measured = _time(name, model, batch, settings["steps"], lambda: paths.set_rate(scale.bits_per_s))
             if dist.get_rank() == 0:
                 groups = {layer.name: layer.groups for layer in plan.layers} if plan else {}
                 control.report({"system": name, "groups": groups, "formula_bytes": formula, **measured})
@@ -86,7 +89,9 @@ def _make_instant(model: nn.Module, instant: bool) -> None:
             device.instant = instant
 
 
-def _time(name: str, model: nn.Module, batch: torch.Tensor, steps: int) -> dict[str, float]:
+def _time(
+    name: str, model: nn.Module, batch: torch.Tensor, steps: int, slow_down: Callable[[], None]
+) -> dict[str, float]:
     """Seconds and bytes of a step in the middle of a training: from the end of one step to that of another.
 
     So the weights that `sharded=True` gathers after a step are counted with the forward they hide behind.
@@ -98,6 +103,7 @@ def _time(name: str, model: nn.Module, batch: torch.Tensor, steps: int) -> dict[
         joined = tw.attach(model, optimizer, tw.AllReduce(), sharded=name == SHARDED, timeout_s=600)
     marks = []
     with joined:
+        slow_down()
         for _ in range(WARM_UP_STEPS + steps):
             optimizer.zero_grad()
             trained(batch).mean().backward()
