@@ -9,8 +9,10 @@ with a group lasso that removes the neurons it has emptied (as PruneTrain); and 
 removes the neurons of smallest weights at the same events, down to the size that the adaptive run ended with,
 and gets a new optimizer each time, since it makes new parameters. How soon a metric is reached is seen on
 samples held out of the training data, and so were settings chosen; the test data is looked at once, after the
-last step. Evaluation is not timed. On a CPU, seconds are those of the processor, in one thread: other work
-on the machine counts little. With --keep DIR every training that has ended is kept there, and not made again.
+last step. Times are to the best metric that the run without apoptosis ever had, as early stopping would keep
+it, and to its last one, less 0.003. It trains with plain PyTorch, without a link. Evaluation is not timed. On a
+CPU, seconds are those of the processor, in one thread: other work on the machine counts little. With --keep DIR
+every training that has ended is kept there, and not made again.
 """
 
 from __future__ import annotations
@@ -31,11 +33,23 @@ from benchmarks.common import ResultFile, note, parser_of, print_head, print_row
 
 METHODS = ("none", "adaptive", "aggressive", "lasso", "torch-pruning")
 WITHIN = 0.003
-"""Of a metric: how far below the mean final one without apoptosis counts as the same."""
+"""Of a metric: how far below counts as the same."""
 
 
 def seconds_to(run: Run, target: float) -> float | None:
     return next((p["seconds"] for p in run.curve if p["metric"] >= target), None)
+
+
+def speedup(runs: list[Run], base: dict[int, Run], target: float) -> dict[str, Any]:
+    """How many times sooner than the run without apoptosis, of the same seed, a metric is reached."""
+    times = [(seconds_to(run, target), seconds_to(base[run.seed], target)) for run in runs]
+    faster = [plain / ours for ours, plain in times if ours and plain]
+    return {
+        "target": target,
+        "by_seed": faster,
+        "mean": float(np.mean(faster)) if len(faster) == len(runs) else None,
+        "reached": f"{len(faster)} of {len(runs)}",
+    }
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
@@ -45,11 +59,13 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
         base = {run.seed: run for run in own if run.method == "none"}
         if not base:
             continue  # nothing to hold the others against yet
-        target = float(np.mean([run.curve[-1]["metric"] for run in base.values()])) - WITHIN
+        # where a network learns by heart, it had its last metric long before
+        best, last = (
+            float(np.mean([pick([p["metric"] for p in run.curve]) for run in base.values()])) - WITHIN
+            for pick in (max, lambda metrics: metrics[-1])
+        )
         for method in dict.fromkeys(run.method for run in own):
             mine = [run for run in own if run.method == method and run.seed in base]
-            times = [(seconds_to(run, target), seconds_to(base[run.seed], target)) for run in mine]
-            faster = [plain / ours for ours, plain in times if ours and plain]
             rows.append(
                 {
                     "problem": name,
@@ -68,10 +84,12 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
                     "whole_run_faster": float(
                         np.mean([base[r.seed].curve[-1]["seconds"] / r.curve[-1]["seconds"] for r in mine])
                     ),
-                    "faster_to_target": float(np.mean(faster)) if len(faster) == len(mine) else None,
-                    "reached": f"{len(faster)} of {len(mine)}",
+                    "to_best": speedup(mine, base, best),
+                    "to_last": speedup(mine, base, last),
                     "event_share": float(np.mean([r.event_s / r.curve[-1]["seconds"] for r in mine])),
-                    "target": target,
+                    "event_share_of_plain_run": float(
+                        np.mean([r.event_s / base[r.seed].curve[-1]["seconds"] for r in mine])
+                    ),
                 }
             )
     return rows
@@ -143,12 +161,21 @@ def main() -> None:
 
 def show(runs: list[Run]) -> None:
     print_head(
-        "problem", "method", "final", "parameters", "sent", "whole run", "to the same metric", "events"
+        "problem",
+        "method",
+        "final",
+        "parameters",
+        "sent",
+        "whole run",
+        "to the best",
+        "to the last",
+        "events",
     )
     for row in table(runs):
-        to_target = (
-            f"{row['faster_to_target']:.2f}x" if row["faster_to_target"] else f"reached by {row['reached']}"
-        )
+        sooner = [
+            f"{each['mean']:.2f}x" if each["mean"] else f"reached by {each['reached']}"
+            for each in (row["to_best"], row["to_last"])
+        ]
         print_row(
             row["problem"],
             row["method"],
@@ -156,7 +183,7 @@ def show(runs: list[Run]) -> None:
             f"{row['fewer_parameters']:.1f}x fewer",
             f"{row['less_sent']:.0%} less",
             f"{row['whole_run_faster']:.2f}x",
-            to_target,
+            *sooner,
             f"{row['event_share']:.1%}",
         )
 

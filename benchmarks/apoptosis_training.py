@@ -48,6 +48,10 @@ def binary_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(scores.flatten(), targets.to(scores.dtype))
 
 
+NUM_CHECKS = 64
+"""Of apoptosis in the whole run; after three quarters of it nothing is removed any more."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Problem:
     data: Callable[[Path], Data]
@@ -57,8 +61,6 @@ class Problem:
     batch: int
     held_out: int
     """Training samples that are kept for validation."""
-    events: int
-    """Events in the whole run, the last ones before three quarters of it."""
     lasso: float
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     metric: Callable[[Tensor, Tensor], float] = accuracy
@@ -72,7 +74,6 @@ PROBLEMS = {
         epochs=12,
         batch=64,
         held_out=2500,
-        events=9,
         lasso=0.02,
         loss=binary_loss,
         metric=auc,
@@ -84,7 +85,6 @@ PROBLEMS = {
         epochs=8,
         batch=128,
         held_out=10000,
-        events=8,
         lasso=0.02,
     ),
     "mnist-cnn": Problem(
@@ -94,7 +94,6 @@ PROBLEMS = {
         epochs=3,
         batch=64,
         held_out=10000,
-        events=6,
         lasso=0.02,
     ),
     "cifar-vgg16": Problem(
@@ -104,7 +103,6 @@ PROBLEMS = {
         epochs=20,
         batch=128,
         held_out=5000,
-        events=15,
         lasso=0.002,
     ),
 }
@@ -159,8 +157,10 @@ class Trainer:
         self.model = problem.model().to(device)
         self.optimizer = problem.optimizer(self.model)
         self.steps, self.schedule = steps, self._schedule(steps)
-        self.every = max(1, int(0.75 * steps) // problem.events)
-        self.last = self.every * problem.events
+        self.every = max(1, steps // NUM_CHECKS)
+        self.last = 3 * NUM_CHECKS // 4 * self.every
+        self.removals = [self.every * 2**n for n in range(6) if self.every * 2**n <= self.last]
+        """Steps at which apoptosis removes neurons, unless the loss stands."""
         self.goal, self.event_s, self.done = goal, 0.0, 0
         self.link: tw.Link | None = None
         self.companion: Any = None
@@ -182,13 +182,15 @@ class Trainer:
         loss.backward()
         if self.link is not None:
             self.link.observe(loss)
-        began_s = _now(self.device)
+        phase = (self.done + 1) % self.every
+        timed = self.link is not None and phase in (0, self.every - 1)  # at a check, and one step before it
+        began_s = _now(self.device) if timed else 0.0
         self.optimizer.step()
-        if self.link is not None and (self.done + 1) % self.every == 0:
-            self.event_s += _now(self.device) - began_s
+        if timed:
+            self.event_s += (_now(self.device) - began_s) * (1 if phase == 0 else -1)
         self.schedule.step()
         self.done += 1
-        if self.method == "torch-pruning" and self.done % self.every == 0 and self.done <= self.last:
+        if self.method == "torch-pruning" and self.done in self.removals:
             self._prune(inputs)
         if self.link is not None and self.done == self.last:
             self.link.detach()  # what is left trains as it is
@@ -212,7 +214,7 @@ class Trainer:
         """A step of iterative magnitude pruning, in equal parts down to the goal."""
         import torch_pruning as tp
 
-        began_s, left = _now(self.device), (self.last - self.done) // self.every
+        began_s, left = _now(self.device), sum(step > self.done for step in self.removals)
         size = count(self.model)
         aim = self.goal * (size / self.goal) ** (left / (left + 1))
         outputs = [m for m in self.model.modules() if isinstance(m, nn.Linear)][-1]

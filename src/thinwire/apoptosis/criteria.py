@@ -28,6 +28,8 @@ from thinwire.apoptosis.units import Group
 
 ROUNDING = 64.0
 """Differences up to this many roundings count as none."""
+NUM_LINES = 8
+"""Directions in which rows are compared before they are compared in full."""
 
 
 @dataclass(slots=True)
@@ -181,14 +183,16 @@ def _merge(merges: Merges, rows: Tensor, kind: str, tolerance: float) -> None:
     unit = rows / norms.clamp_min(torch.finfo(rows.dtype).tiny)[:, None]
     targets = {target for target, _, _ in merges.into.values()}
     sign = -1.0 if kind in ("mirrored", "complement") else 1.0
-    cosines = unit @ unit.T * sign
     # 1 - cosine is half the squared distance of unit vectors, and cannot be seen below one rounding
-    close = cosines >= 1.0 - max(tolerance**2, ROUNDING * torch.finfo(rows.dtype).eps)
+    unlike = max(tolerance**2, ROUNDING * torch.finfo(rows.dtype).eps)
+    near = _with_twins(unit, sign, tolerance)
+    close = unit[near] @ unit[near].T * sign >= 1.0 - unlike
     close.fill_diagonal_(False)
-    for neuron in norms.argsort(descending=True, stable=True).tolist():
+    twins = {int(near[at]): near[close[at]].tolist() for at in close.any(1).nonzero().flatten().tolist()}
+    for neuron in norms.argsort(descending=True, stable=True).tolist() if twins else ():
         if neuron in merges.into:
             continue
-        for other in close[neuron].nonzero().flatten().tolist():
+        for other in twins.get(neuron, ()):
             if other in merges.into or other in targets:
                 continue
             factor = sign * (float(norms[other] / norms[neuron]) if kind == "scaled" else 1.0)
@@ -199,6 +203,21 @@ def _merge(merges: Merges, rows: Tensor, kind: str, tolerance: float) -> None:
                 merges.distances[other] = distance
                 merges.causes[other] = "duplicate" if kind == "equal" else f"{kind} duplicate"
                 targets.add(neuron)
+
+
+def _with_twins(unit: Tensor, sign: float, tolerance: float) -> Tensor:
+    """Rows that may be `sign` times another one; hardly any others.
+
+    Rows are compared in a few random directions first: differences there are no larger than the whole.
+    """
+    generator = torch.Generator().manual_seed(0)
+    lines = torch.randn(unit.shape[1], NUM_LINES, generator=generator, dtype=unit.dtype)
+    seen = unit @ (lines / lines.norm(dim=0))
+    apart = torch.cdist(seen, sign * seen, compute_mode="donot_use_mm_for_euclid_dist")
+    apart.fill_diagonal_(torch.inf)
+    # 4: rows of other lengths, and projections are rounded
+    near: Tensor = apart <= 4.0 * tolerance * NUM_LINES**0.5
+    return near.any(1).nonzero().flatten()
 
 
 def bounds(model: nn.Module, merges: Merges, input_norm: float) -> dict[int, float]:

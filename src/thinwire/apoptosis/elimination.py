@@ -12,7 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire.apoptosis.moments import Moments
@@ -23,37 +25,53 @@ RIDGE = 1e-6
 """Relative to the mean square of the neurons: so much smaller differences count as none."""
 BLOCK = 64
 """Neurons that are weighed against each other before the rest is brought up to date."""
+SMALLEST = 1e-200
+
+Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)
 class _Consumer:
-    """One consumer's view: the inverse of S, and B = a^T a over its outputs."""
+    """One consumer's view of the neurons that are left: the inverse of S, and B = a^T a over its outputs."""
 
     inverse: Tensor
+    """With a last row and column for the constant 1, where it can be folded."""
     gram: Tensor
     variance: float
     rows: float
 
+    def scale(self, width: int) -> float:
+        """From squared errors on the samples to relative ones on others, which are larger: least squares
+        fits the noise of its samples too."""
+        left = self.rows - width
+        return (self.rows / left) ** 2 / self.variance if left > 0 else float("inf")
+
     def costs(self, width: int) -> Tensor:
         """The relative squared error of the output if each neuron went now."""
-        count = len(self.gram)
-        free = self.inverse.diagonal()[:count].clamp_min(1e-300)
-        return self.gram.diagonal() / free / self.variance * self._optimism(width)
+        free = self.inverse.diagonal()[: len(self.gram)].clamp_min(SMALLEST)
+        return self.gram.diagonal() / free * self.scale(width)
 
-    def _optimism(self, width: int) -> float:
-        """Least squares fits the noise of its samples too: on others its error is larger."""
-        left = self.rows - width
-        return (self.rows / left) ** 2 if left > 0 else float("inf")
+    def keep_(self, stay: Tensor) -> None:
+        """Forget neurons that nobody misses."""
+        rows = self._with_constant(stay)
+        self.inverse, self.gram = _square(self.inverse, rows), _square(self.gram, stay)
 
-    def eliminate_(self, gone: Tensor, block: Tensor) -> None:
-        """Bring everything up to date after neurons have gone."""
-        count = len(self.gram)
-        columns = self.inverse[:, gone]
-        solved = torch.linalg.solve(self.inverse[gone][:, gone], columns.T)
-        self.inverse -= columns @ solved
-        factors = -solved[:, :count].T  # what of each neuron that goes the others take over
-        self.gram += self.gram[:, gone] @ factors.T + factors @ self.gram[gone]
-        self.gram += factors @ block @ factors.T
+    def eliminate_(self, gone: Tensor, stay: Tensor) -> None:
+        """The others take over what these neurons have contributed."""
+        rows = self._with_constant(stay)
+        columns = self.inverse[:, gone][rows]
+        solved = torch.linalg.solve(_square(self.inverse, gone), columns.T)
+        self.inverse = _square(self.inverse, rows).addmm_(columns, solved, alpha=-1.0)
+        factors = -solved[:, : len(stay)].T  # what of each neuron that goes the others take over
+        crossed = self.gram[:, gone][stay].addmm_(factors, _square(self.gram, gone), alpha=0.5) @ factors.T
+        self.gram = _square(self.gram, stay).add_(crossed).add_(crossed.T)
+
+    def _with_constant(self, stay: Tensor) -> Tensor:
+        return torch.cat([stay, torch.arange(len(self.gram), len(self.inverse))])
+
+
+def _square(matrix: Tensor, chosen: Tensor) -> Tensor:
+    return matrix.index_select(0, chosen).index_select(1, chosen)
 
 
 def eliminate(
@@ -98,13 +116,14 @@ def _regularised(second: Tensor, constants: bool) -> Tensor:
 def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Consumer | None:
     consumer = next(each for each in group.consumers if each.weight == weight)
     columns = group.columns(consumer)
-    data = named_tensors(model)[weight].detach().movedim(1, 0)[columns].flatten(1).double().cpu()
+    data = named_tensors(model)[weight].detach().movedim(1, 0)[columns].flatten(1)
+    data = data.to("cpu", torch.promote_types(data.dtype, torch.float32))
     matrix = _regularised(moments.second, _takes_constants(group, weight))
     factor, info = torch.linalg.cholesky_ex(matrix)
     if int(info) or moments.variance <= 0.0:
         return None
     inverse = torch.cholesky_inverse(factor)
-    return _Consumer(inverse, data @ data.T, moments.variance, moments.rows)
+    return _Consumer(inverse, (data @ data.T).double(), moments.variance, moments.rows)
 
 
 def _choose(
@@ -112,53 +131,61 @@ def _choose(
 ) -> tuple[list[int], float]:
     """The cheapest first, until the budget of some consumer is spent; the neurons, and what was spent. Those
     that are dead cost nothing, and nobody misses them."""
-    size = len(dead)
-    order = dead.nonzero().flatten().tolist()[: max(0, size - min_width)]
-    alive = ~dead
-    spent = torch.zeros(len(views), dtype=torch.float64)
-    while len(order) < size - min_width:
-        costs = torch.stack([view.costs(size - len(order)) for view in views]).amax(0)
-        costs[~alive] = float("inf")
-        count = min(BLOCK, size - min_width - len(order), int(alive.sum()))
-        if count == 0:
-            break
+    order = dead.nonzero().flatten().tolist()[: max(0, len(dead) - min_width)]
+    left = (~dead).nonzero().flatten()
+    width = len(dead) - len(order)
+    for view in views if len(left) < len(dead) else ():
+        view.keep_(left)
+    spent = np.zeros(len(views))
+    while (count := min(BLOCK, width - min_width, len(left))) > 0:
+        costs = torch.stack([view.costs(width) for view in views]).amax(0)
         block = costs.topk(count, largest=False).indices
-        chosen = _choose_in_block(views, block, budget, spent, size - len(order))
+        chosen = _choose_in_block(views, block, budget, spent, width)
         if not chosen:
             break
-        gone = block[chosen]
+        stays = torch.ones(len(left), dtype=torch.bool)
+        stays[block[chosen]] = False
+        gone, stay = (~stays).nonzero().flatten(), stays.nonzero().flatten()
+        order += left[gone].tolist()
         for view in views:
-            view.eliminate_(gone, view.gram[gone][:, gone].clone())
-        alive[gone] = False
-        order += gone.tolist()
+            view.eliminate_(gone, stay)
+        left, width = left[stay], width - len(gone)
     return order, float(spent.max())
 
 
 def _choose_in_block(
-    views: Sequence[_Consumer], block: Tensor, budget: float, spent: Tensor, width: int
+    views: Sequence[_Consumer], block: Tensor, budget: float, spent: Array, width: int
 ) -> list[int]:
-    """One after another, with what the others in the block cost once it is gone; adds to `spent`."""
-    inverses = torch.stack([view.inverse[block][:, block] for view in views])
-    grams = torch.stack([view.gram[block][:, block] for view in views])
-    scales = torch.tensor([view._optimism(width) / view.variance for view in views], dtype=torch.float64)
-    chosen, alive = list[int](), torch.ones(len(block), dtype=torch.bool)
+    """One after another, with what the others in the block cost once it is gone; adds to `spent`.
+
+    In NumPy: these are many operations on small matrices, which torch takes several times as long to start.
+    """
+    inverses = [_square(view.inverse, block).numpy() for view in views]
+    grams = [_square(view.gram, block).numpy() for view in views]
+    scales = [view.scale(width) for view in views]
+    if not np.isfinite(scales).all():
+        return []  # fewer samples than neurons
+    chosen, taken = list[int](), np.zeros(len(block))
     for _ in range(len(block)):
-        free = inverses.diagonal(dim1=1, dim2=2).clamp_min(1e-300)
-        costs = grams.diagonal(dim1=1, dim2=2) / free * scales[:, None]
-        worst = costs.amax(0)
-        worst[~alive] = float("inf")
-        at = int(worst.argmin())
-        if not bool((spent + costs[:, at] <= budget).all()):
+        costs = np.stack(
+            [
+                gram.diagonal() / np.maximum(inverse.diagonal(), SMALLEST) * scale
+                for inverse, gram, scale in zip(inverses, grams, scales, strict=True)
+            ]
+        )
+        at = int((costs.max(0) + taken).argmin())
+        if not (spent + costs[:, at] <= budget).all():
             break
         spent += costs[:, at]
-        alive[at] = False
+        taken[at] = np.inf
         chosen.append(at)
-        column, pivot = inverses[:, :, at], inverses[:, at, at].clamp_min(1e-300)[:, None]
-        factors = -column / pivot
-        inverses = inverses + column[:, :, None] * factors[:, None, :]
-        crossed = grams[:, :, at][:, :, None] * factors[:, None, :]
-        own = grams[:, at, at][:, None, None] * factors[:, :, None] * factors[:, None, :]
-        grams = grams + crossed + crossed.transpose(1, 2) + own
+        for inverse, gram in zip(inverses, grams, strict=True):
+            column = inverse[:, at].copy()
+            factors = column / -max(column[at], SMALLEST)
+            inverse += np.outer(column, factors)
+            crossed = np.outer(gram[:, at] + 0.5 * gram[at, at] * factors, factors)
+            gram += crossed
+            gram += crossed.T
     return chosen
 
 

@@ -19,7 +19,9 @@ from thinwire.apoptosis.trace import Call, undisturbed
 from thinwire.apoptosis.units import Consumer, Group
 
 MOST_ROWS = 16
-"""Rows per neuron that one call adds at most: neighbouring pixels say little more."""
+"""Rows per neuron at most: neighbouring pixels say little more."""
+FEWEST_NEURONS = 256
+"""Narrower layers are weighed on as many samples as one of this width."""
 
 
 @dataclass(slots=True)
@@ -55,7 +57,7 @@ class Moments:
     @property
     def largest(self) -> Tensor:
         """Root mean square of each neuron."""
-        return self.second.diagonal()[:-1].clamp_min(0.0).sqrt()
+        return (self.products.diagonal()[:-1] / max(float(self.output[0]), 1.0)).clamp_min(0.0).sqrt()
 
     @property
     def mean(self) -> Tensor:
@@ -85,26 +87,28 @@ def empty_table(model: nn.Module, groups: Sequence[Group]) -> Table:
 def measure(model: nn.Module, groups: Sequence[Group], calls: Sequence[Call]) -> Table:
     """Run the model on recent calls, in evaluation mode, and add up what consumers read."""
     table = empty_table(model, groups)
-    with undisturbed(model), _watching(model, groups, table):
+    with undisturbed(model), _watching(model, groups, table, len(calls)):
         for call in calls:
             call.run(model)
     return table
 
 
 @contextmanager
-def _watching(model: nn.Module, groups: Sequence[Group], table: Table) -> Iterator[None]:
-    handles = []
+def _watching(model: nn.Module, groups: Sequence[Group], table: Table, num_calls: int) -> Iterator[None]:
+    watches = []
     for (number, weight), moments in table.items():
         consumer = next(each for each in groups[number].consumers if each.weight == weight)
         module = model.get_submodule(consumer.module)
         read = _reader(model, consumer)
         assert read is not None
-        columns = groups[number].columns(consumer)
-        handles.append(module.register_forward_hook(_watch(moments, read, columns, module), with_kwargs=True))
+        watch = _Watch(moments, read, groups[number].columns(consumer), module, num_calls)
+        watches.append((watch, module.register_forward_hook(watch, with_kwargs=True)))
     try:
         yield
+        for watch, _ in watches:
+            watch.add()
     finally:
-        for handle in handles:
+        for _, handle in watches:
             handle.remove()
 
 
@@ -133,33 +137,45 @@ def _sequence(given: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     return given.flatten(0, -2)[..., None], result.flatten(0, -2)[..., None]
 
 
-def _watch(moments: Moments, read: Read, columns: Tensor, module: nn.Module) -> Callable[..., None]:
-    kernel = module.get_parameter("weight")[0, 0].numel() if hasattr(module, "weight") else 1
+class _Watch:
+    """A hook that adds what one consumer reads to its moments."""
 
-    def watch(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    def __init__(
+        self, moments: Moments, read: Read, columns: Tensor, module: nn.Module, num_calls: int
+    ) -> None:
+        self._moments, self._read = moments, read
+        self._most_rows = MOST_ROWS * max(FEWEST_NEURONS, len(columns)) // num_calls
+        self._columns = columns.to(next(module.parameters()).device)
+        self._kernel = module.get_parameter("weight")[0, 0].numel() if hasattr(module, "weight") else 1
+        self._waiting: list[Tensor] = []
+        """Rows of calls, times the root of what each counts: one large product is faster than many small
+        ones."""
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         given = args[0] if args else next(iter(kwargs.values()))
-        inputs, outputs = read(given.detach(), result)
-        samples = len(inputs)
-        # neurons, then all places of all samples
-        chosen = inputs[:, columns.to(inputs.device)]  # samples, neurons, columns of each, places
-        rows = chosen.movedim(1, -1).reshape(-1, columns.shape[0])
-        taken = (
-            max(1, len(rows) // (MOST_ROWS * columns.shape[0])) | 1
-        )  # odd, so as not to follow the rows of images
+        inputs, outputs = self._read(given.detach(), result)
+        width, places = self._columns.shape[0], inputs.shape[-1]
+        chosen = inputs[:, self._columns]  # samples, neurons, columns of each, places
+        rows = chosen.movedim(1, -1).reshape(-1, width)  # neurons, then all places of all samples
+        taken = len(rows) // max(1, self._most_rows) | 1  # odd, so as not to follow the rows of images
         rows = rows[::taken].to(torch.promote_types(rows.dtype, torch.float32))
-        ones = rows.new_ones(len(rows), 1)
-        extended = torch.cat([rows, ones], dim=1)
-        places = outputs.shape[-1]
         # sums over columns of a neuron and taps of the kernel; a mean over the places of an image
-        scale = taken * kernel / (inputs.shape[-1] if kernel > 1 or inputs.shape[-1] > 1 else 1)
-        moments.products += (extended.T @ extended).double().cpu() * scale
-        moments.rows += len(rows)
-        flat = outputs.detach().double()
-        sums = flat.sum((0, 2)).cpu() / places
-        squares = float(flat.square().sum()) / places
-        if len(sums) == len(moments.output) - 2:
-            moments.output += torch.cat([torch.tensor([samples, squares], dtype=torch.float64), sums])
-        else:  # gates of a recurrent layer: what they give stands for what they compute
-            moments.output[:2] += torch.tensor([samples, squares], dtype=torch.float64)
+        counts = (taken * self._kernel / (places if self._kernel > 1 or places > 1 else 1)) ** 0.5
+        self._waiting.append(torch.cat([rows * counts, rows.new_full((len(rows), 1), counts)], dim=1))
+        self._moments.rows += len(rows)
+        self._observe(outputs.detach(), len(inputs))
 
-    return watch
+    def add(self) -> None:
+        """Add the rows of all calls."""
+        if self._waiting:
+            rows = torch.cat(self._waiting)
+            self._moments.products += (rows.T @ rows).cpu()
+            self._waiting.clear()
+
+    def _observe(self, outputs: Tensor, samples: int) -> None:
+        """What the consumer computes."""
+        places, total = outputs.shape[-1], self._moments.output
+        total[0] += samples
+        total[1] += float(torch.linalg.vector_norm(outputs, dtype=torch.float64)) ** 2 / places
+        if outputs.shape[1] == len(total) - 2:  # not gates of a recurrent layer: their outputs stand for them
+            total[2:] += outputs.sum((0, 2), dtype=torch.float64).cpu() / places

@@ -1,4 +1,4 @@
-"""How much to remove next: by whether the loss keeps falling."""
+"""When to remove, and how much: by whether the loss keeps falling."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from torch import Tensor
 FASTER, SLOWER = 1.25, 0.5
 MOST, LEAST = 2.0, 1 / 16
 """Of the budget."""
+GROWTH = 2
+"""Each interval between removals is so many times the one before: what goes early is saved for longer, and
+what an event costs does not depend on when it is."""
 SURE = 2.0
 """A rise or a fall counts if it is so many standard errors large."""
 
@@ -18,20 +21,40 @@ Decision = Literal["remove", "undo", "wait"]
 
 @dataclass(slots=True)
 class RemovalPace:
-    """What one training has learnt about how much it can lose."""
+    """What one training has learnt about how much it can lose. It is asked at regular checks; removals are
+    due at some of them: 1, 2, 4, 8, 16 ..."""
 
     adaptive: bool
     strength: float = 1.0
     """How much of the budget the next event may use."""
     _losses: list[float | Tensor] = field(default_factory=list)
-    """Since the last event."""
+    """Since the last check."""
     _before: tuple[float, float] | None = None
-    """Mean loss, and its squared standard error, before the last event."""
+    """Mean loss, and its squared standard error, before the last removal."""
     _resting: bool = False
+    """The last removal was undone: the next one asks for no fall of the loss."""
+    _checks: int = 0
+    _due: int = 1
+    """The check at which the next removal is due."""
+    _fresh: bool = False
+    """Nothing has been checked since the last removal: it can be undone."""
 
     def observe(self, loss: float | Tensor) -> None:
         if self.adaptive:
             self._losses.append(loss.detach() if isinstance(loss, Tensor) else loss)
+
+    @property
+    def removal_is_next(self) -> bool:
+        """Whether the next check may remove neurons."""
+        return self._checks + 1 >= self._due
+
+    def skip(self) -> bool:
+        """Pass over the next check if nothing can be decided there."""
+        idle = not (self.removal_is_next or self._fresh)
+        if idle:
+            self._checks += 1
+            self._losses.clear()
+        return idle
 
     def sums(self) -> list[float]:
         """Count, sum and sum of squares of the later half of this worker's losses: the first steps after an
@@ -41,35 +64,47 @@ class RemovalPace:
         return [float(len(recent)), sum(recent), sum(loss * loss for loss in recent)]
 
     def decide(self, sums: list[float]) -> Decision:
-        """What to do now, from the losses of all workers."""
-        if not self.adaptive:
-            return "remove"
-        count, total, squares = sums
+        """What to do at this check, from the losses of all workers."""
+        self._checks += 1
+        decision: Decision = "remove" if self._checks >= self._due else "wait"
+        if self.adaptive:
+            decision = self._weigh(decision, *sums)
+        if decision == "remove":
+            self._due = GROWTH * self._checks
+        return decision
+
+    def _weigh(self, planned: Decision, count: float, total: float, squares: float) -> Decision:
         if count < 2:
             return "wait"  # nobody tells the loss; `Shrinking` has said so
         mean = total / count
         error = max(squares / count - mean * mean, 0.0) / (count - 1)
-        before, self._before = self._before, (mean, error)
-        if self._resting:
-            self._resting = False
-            return "remove"
-        if before is None:
-            return "remove"
-        fall, sure = before[0] - mean, SURE * (error + before[1]) ** 0.5
-        if fall < -sure:
+        before, fresh, self._fresh = self._before, self._fresh, False
+        fall, sure = 0.0, 0.0
+        if before is not None:
+            fall, sure = before[0] - mean, SURE * (error + before[1]) ** 0.5
+        if fresh and fall < -sure:
             self.strength = max(self.strength * SLOWER, LEAST)
             self._resting = True
-            self._before = before
             return "undo"
-        if fall < sure:  # neither: what was removed stays, and the next event compares with the same loss
-            self._before = before
-            return "wait"
-        self.strength = min(self.strength * FASTER, MOST)
+        if planned == "wait" or (before is not None and fall < sure and not self._resting):
+            return "wait"  # until a removal is due and the loss has fallen since the last one
+        if before is not None and not self._resting:
+            self.strength = min(self.strength * FASTER, MOST)
+        self._before, self._resting, self._fresh = (mean, error), False, True
         return "remove"
 
     def state_dict(self) -> dict[str, Any]:
-        return {"strength": self.strength, "before": list(self._before or ()), "resting": self._resting}
+        return {
+            "strength": self.strength,
+            "before": list(self._before or ()),
+            "resting": self._resting,
+            "checks": self._checks,
+            "due": self._due,
+            "fresh": self._fresh,
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self.strength, self._resting = float(saved["strength"]), bool(saved["resting"])
         self._before = (float(saved["before"][0]), float(saved["before"][1])) if saved["before"] else None
+        self._checks, self._due = int(saved["checks"]), int(saved["due"])
+        self._fresh = bool(saved["fresh"])

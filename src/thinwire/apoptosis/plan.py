@@ -11,8 +11,15 @@ from torch import Tensor, nn
 from thinwire.apoptosis.criteria import Merges, add_constants, find_exact
 from thinwire.apoptosis.elimination import eliminate
 from thinwire.apoptosis.moments import Moments, Table
-from thinwire.apoptosis.surgery import Fold, Removal
-from thinwire.apoptosis.units import Group
+from thinwire.apoptosis.surgery import Fold, Kept, Removal
+from thinwire.apoptosis.units import Group, Place
+
+MOST_WEIGHED = 512
+"""Neurons that are weighed against each other; a wider layer is split. The time grows with the cube, and so
+many make up for each other nearly as well as all."""
+MOST_AT_ONCE = 0.5
+"""Of a layer. A young network does little, so that few neurons make up for all others; what went cannot come
+back later, when more of them are needed."""
 
 
 def find_removals(
@@ -29,7 +36,9 @@ def find_removals(
             for each in group.consumers
             if (number, each.weight) in table
         }
-        removal = _remove(model, group, moments, budget, min_width)
+        least = max(-(-min_width // group.num_parts), group.size - int(MOST_AT_ONCE * group.size))
+        # errors of parts may point in the same direction: at worst they add up
+        removal = _remove(model, group, moments, budget / group.num_parts, least)
         if removal is not None and len(removal.dropped):
             found.append(removal)
     return found
@@ -58,6 +67,27 @@ def _name_causes(model: nn.Module, group: Group, moments: dict[str, Moments], re
     dead = min(removal.causes.get("dead", 0), rest)
     named |= {"dead": dead, "made up for by others": rest - dead}
     removal.causes = {cause: count for cause, count in named.items() if count}
+
+
+def shrink_groups(groups: Sequence[Group], kept: Kept) -> list[Group]:
+    """The same groups after the cut: fewer neurons, at other indices. A new trace would find them too, but
+    takes as long as deciding what goes."""
+
+    def left(place: Place) -> Tensor | None:
+        return kept[place[0]][place[1]] if place[0] in kept else None
+
+    found = []
+    for group in groups:
+        first, indices = next(iter(group.places.items()))
+        stays = torch.ones(group.size, dtype=torch.bool)
+        if (there := left(first)) is not None:
+            stays = torch.isin(indices[:, 0], there)
+        smaller = group.pick(stays.nonzero().flatten())
+        for place, indices in smaller.places.items():
+            if (there := left(place)) is not None:
+                smaller.places[place] = torch.searchsorted(there, indices)
+        found.append(smaller)
+    return found
 
 
 def encode(groups: Sequence[Group], removals: Sequence[Removal]) -> tuple[list[Any], list[Tensor]]:

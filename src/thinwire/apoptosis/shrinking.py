@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.apoptosis.lasso import GroupLasso
-from thinwire.apoptosis.moments import Table, measure
+from thinwire.apoptosis.moments import FEWEST_NEURONS, Table, measure
 from thinwire.apoptosis.pace import RemovalPace
-from thinwire.apoptosis.plan import decode, encode, find_removals
+from thinwire.apoptosis.plan import MOST_WEIGHED, decode, encode, find_removals, shrink_groups
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
     Kept,
@@ -36,10 +36,8 @@ from thinwire.errors import ThinwireError, UsageError
 from thinwire.events import Shrunk
 
 _log = logging.getLogger("thinwire")
-ROWS_PER_NEURON = 3
-"""Samples on which an event decides, of all workers together, for each neuron of the widest layer."""
-FEWEST_NEURONS = 256
-"""Narrower layers are weighed on as many samples as one of this width."""
+ROWS_PER_NEURON = 2
+"""Samples on which an event decides, of all workers together, for each neuron that is weighed at once."""
 
 
 class Shrinking:
@@ -56,13 +54,12 @@ class Shrinking:
         self._calls: deque[Call] = deque()
         self._call_rows = 0
         """Samples in one call."""
-        self._widest = max((p.shape[0] for p in model.parameters() if p.dim() > 1), default=1)
+        self._widest = MOST_WEIGHED
+        """Neurons that the next event weighs at once, at most."""
         self._pace = RemovalPace(adaptive=settings.mode == "adaptive")
         self._told: set[str] = set()
-        self._undo: tuple[Snapshot, dict[str, Any]] | None = None
+        self._undo: tuple[Snapshot, dict[str, Any], list[Group]] | None = None
         self._groups: list[Group] | None = None
-        self._proven: dict[str, str] = {}
-        """Why a group cannot shrink, by name; empty: it can."""
         self._lasso = GroupLasso(settings.lasso, optimizers) if settings.lasso else None
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
 
@@ -76,7 +73,7 @@ class Shrinking:
         if self._lasso is not None and self._lasso.is_due(done) and self._calls:
             self._link.synchronize()
             self._lasso.apply_(self._model, self.groups())
-        if self._is_due(done):
+        if self._is_due(done) and not self._pace.skip():
             self._event()
 
     def leave(self) -> None:
@@ -91,7 +88,7 @@ class Shrinking:
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._pace.load_state_dict(saved["pace"])
-        self._undo = None  # what came before the checkpoint is gone
+        self._undo = self._groups = None  # what came before the checkpoint is gone
 
     # -- recording ----------------------------------------------------------------------------------
 
@@ -108,7 +105,8 @@ class Shrinking:
         first, every = self.settings.first, self.settings.every
         ahead = max(first - self._link.steps, -(self._link.steps - first) % every)
         wanted = -(-ROWS_PER_NEURON * self._widest // max(1, self._call_rows * self._link.world_size))
-        if ahead <= wanted or (self._lasso is not None and not self._calls):
+        soon = ahead <= wanted and self._pace.removal_is_next
+        if soon or (self._lasso is not None and not self._calls):
             self._calls.append(given.copy())
             while len(self._calls) > wanted + 1:
                 self._calls.popleft()
@@ -119,20 +117,24 @@ class Shrinking:
         """The neurons of the model as it is now; those that cannot go say why."""
         if self._groups is None:
             call = self._calls[-1]
-            self._groups = trace(self._model, call)
-            for group in self._groups:
-                if group.name not in self._proven:  # later on it only gets smaller
-                    prove(self._model, group, call)
-                    self._proven[group.name] = group.frozen
-                group.frozen = group.frozen or self._proven[group.name]
-            self._widest = max([FEWEST_NEURONS, *(g.size for g in self._groups if not g.frozen)])
+            found = trace(self._model, call)
+            for group in found:
+                prove(self._model, group, call)
+            self._set_groups(found)
+        assert self._groups is not None
         return self._groups
+
+    def _set_groups(self, groups: list[Group]) -> None:
+        self._groups = groups
+        widest = max((g.size for g in groups if not g.frozen), default=0)
+        self._widest = max(FEWEST_NEURONS, min(widest, MOST_WEIGHED))
 
     def _event(self) -> None:
         began_s = time.perf_counter()
         link = self._link
         link.synchronize()
-        losses = link.everyone.total([*self._pace.sums(), float(not self._calls)])
+        blind = self._pace.removal_is_next and not self._calls
+        losses = link.everyone.total([*self._pace.sums(), float(blind)])
         if losses[-1]:
             self._warn(
                 "nothing is removed, since the forward of the attached module was not called in training "
@@ -147,6 +149,7 @@ class Shrinking:
         decision = self._pace.decide(losses[:-1])
         if decision == "undo" and self._undo is not None:
             self._bring_back(began_s)
+        self._undo = None  # later on, too much training would be lost with it
         if decision != "remove":
             return  # a loss that rises with nothing to undo is no reason to remove more
         if not link.strategy.replicas_agree:
@@ -163,7 +166,7 @@ class Shrinking:
 
     def _agree(self) -> list[Removal]:
         """What rank 0 decides, from the data of all workers, on every worker."""
-        link, groups = self._link, self.groups()
+        link, groups = self._link, [part for group in self.groups() for part in group.split(MOST_WEIGHED)]
         table = measure(self._model, groups, list(self._calls))
         _sum_(table, link)
         everyone, budget = link.everyone, self.settings.limit * self._pace.strength
@@ -198,7 +201,7 @@ class Shrinking:
         kept: Kept = kept_indices(model, removals)
         before = self._widths()
         if self._pace.adaptive:
-            self._undo = (Snapshot.of(model, self._optimizers), link.state_dict())
+            self._undo = (Snapshot.of(model, self._optimizers), link.state_dict(), self.groups())
 
         def change() -> None:
             for removal in removals:
@@ -211,10 +214,13 @@ class Shrinking:
 
         link.reshape(kept, change=change, move=move)
         self._make_alike()
-        self._groups = None
+        self._set_groups(shrink_groups(self.groups(), kept))
         causes = sum((Counter(each.causes) for each in removals), Counter[str]())
         gone = sum(len(each.dropped) for each in removals)
-        self._note(gone, dict(causes), max(each.change for each in removals), began_s, before)
+        changes = dict.fromkeys((each.group.name for each in removals), 0.0)
+        for each in removals:  # parts of a layer add up
+            changes[each.group.name] += each.change
+        self._note(gone, dict(causes), max(changes.values()), began_s, before)
 
     def _make_alike(self) -> None:
         """Where processors round differently, what was folded in may differ in its last bit."""
@@ -226,10 +232,10 @@ class Shrinking:
 
     def _bring_back(self, began_s: float) -> None:
         assert self._undo is not None
-        (snapshot, state), self._undo = self._undo, None
+        (snapshot, state, groups), self._undo = self._undo, None
         before = self._widths()
         self._link.restore(state, lambda: snapshot.restore(self._model, self._optimizers))
-        self._groups = None
+        self._set_groups(groups)
         gone = sum(before.values()) - sum(self._widths().values())
         self._note(gone, {"undone": 1}, 0.0, began_s, before)
         self._calls.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import torch
@@ -58,10 +58,27 @@ class Group:
     """Batch norms that directly follow a layer that computes them: by the weight of that layer."""
     frozen: str = ""
     """Why none of them can be removed; empty: they can."""
+    num_parts: int = 1
+    """More than 1: this is one of so many parts of a group."""
 
     def columns(self, consumer: Consumer) -> Tensor:
         """The columns of a consumer's weight that each neuron has."""
         return self.places[consumer.weight, 1]
+
+    def pick(self, neurons: Tensor) -> Group:
+        """The same group with fewer neurons."""
+        places = {place: indices[neurons] for place, indices in self.places.items()}
+        return replace(self, size=len(neurons), places=places)
+
+    def split(self, most: int) -> list[Group]:
+        """Parts of at most so many neurons, each with neurons from everywhere."""
+        if self.frozen or self.size <= most:
+            return [self]
+        count = -(-self.size // most)
+        return [
+            replace(self.pick(torch.arange(first, self.size, count)), num_parts=count)
+            for first in range(count)
+        ]
 
 
 @dataclass(slots=True)
