@@ -68,7 +68,8 @@ def examine(*, told: Callable[[str], object] = lambda words: None) -> Diagnosis:
     except (KeyError, ValueError) as error:
         raise UsageError(
             f"the doctor runs as one worker per host, and {error} is not set to what torchrun sets",
-            hint="torchrun --nnodes N --node-rank I --master-addr A --nproc-per-node 1 -m thinwire doctor",
+            hint="on every host: thinwire doctor --hosts N --rank I --first ADDRESS, or "
+            "torchrun --nnodes N --node-rank I --master-addr A --nproc-per-node 1 -m thinwire doctor",
         ) from None
     store = _meet(rank, world_size, master)
     listener = Listener()
@@ -118,9 +119,10 @@ def _meet(rank: int, world_size: int, master: tuple[str, int]) -> TCPStore:
         ) from None
     store.set(f"doctor/came/{rank}", "1")
     deadline_s, missing = time.monotonic() + MEET_S, list(range(world_size))
-    while missing and time.monotonic() < deadline_s:
-        missing = [each for each in missing if not store.check([f"doctor/came/{each}"])]
-        time.sleep(0.05)
+    with suppress(RuntimeError):  # the first worker has waited long enough, and closed its store
+        while missing and time.monotonic() < deadline_s:
+            missing = [each for each in missing if not store.check([f"doctor/came/{each}"])]
+            time.sleep(0.05)
     if missing:
         ranks = ", ".join(map(str, missing))
         raise PeerLost(
