@@ -1,15 +1,15 @@
 """VGG-A and a 7-layer DNN for the lab: emulated compute, the dense layers and collectives of real training.
 
-Every side of a layer and the batch are cut by 8, so weights and activations both shrink by 64, and so does
-the rate: what is sent takes as long as it would at full size. Convolutions are emulated layers with real
-gradients. Dense layers are real `nn.Linear`s, so that `hybridize` splits them as it does in training; a pause
-beside each stands for the time they would compute.
+Every side of a layer and the batch are cut by `Scale.shrink`, so weights and activations both shrink by its
+square, and so does the rate: what is sent takes as long as it would at full size. Convolutions are emulated
+layers with real gradients. Dense layers are real `nn.Linear`s, so that `hybridize` splits them as it does in
+training; a pause beside each stands for the time they would compute.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +17,33 @@ from torch import Tensor, nn
 from thinwire.lab.emulate import EmulatedDevice, EmulatedLayer
 from thinwire.lab.nets import Layer, Net, known_net
 
-SHRINK = 8
-BYTES_SCALE = SHRINK * SHRINK
-TIME_SCALE = 4
-"""Everything runs this many times faster, computing and sending alike, so that a run takes minutes."""
+RATE_BITS_PER_S = 1e9
+
+
+class Scale(NamedTuple):
+    """How a training is made to fit into the lab."""
+
+    shrink: int
+    """Every side of a layer, and the batch, are cut by this."""
+    speed: float
+    """Everything runs this many times faster, computing and sending alike."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes are cut by this."""
+        return self.shrink**2
+
+    @property
+    def bits_per_s(self) -> float:
+        """The lab's rate that stands for RATE_BITS_PER_S."""
+        return RATE_BITS_PER_S * self.speed / self.bytes
+
+
+class Published(NamedTuple):
+    """A speed-up over one node, with the minibatch of all nodes."""
+
+    speed_up: float
+    minibatch: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +53,31 @@ class HybridNet:
     name: str
     minibatch: int
     seconds_per_sample: float
-    paper: dict[int, float]
-    """Published speed-ups by number of nodes."""
+    worker_speed: float
+    """What `Scale.speed` times the number of workers is: workers share the processor, which must not be the
+    limit."""
+    paper: dict[int, Published]
+    """By number of nodes."""
 
-    def at(self, workers: int) -> Net:
+    def scale(self, workers: int) -> Scale:
+        return Scale(8, self.worker_speed / workers)
+
+    def at(self, workers: int, speed: float = 1.0, minibatch: int | None = None) -> Net:
         """Layers as published, and the seconds of one worker's share of the minibatch."""
-        net = known_net(self.name)
-        total_s = self.minibatch / workers * self.seconds_per_sample / TIME_SCALE
+        net, minibatch = known_net(self.name), minibatch or self.minibatch
+        total_s = minibatch / workers * self.seconds_per_sample / speed
         return Net(
             name=net.name,
             layers=net.layers,
-            batch=max(1, self.minibatch // workers),
+            batch=max(1, minibatch // workers),
             forward_s=total_s / 3,
             backward_s=2 * total_s / 3,
         )
 
 
 NETS = {
-    "vgg-a": HybridNet("vgg-a", 512, 90 / 2510, {64: 53.0, 128: 90.0}),
-    "dnn7": HybridNet("dnn7", 256, 1 / 4600, {16: 6.5}),
+    "vgg-a": HybridNet("vgg-a", 512, 90 / 2510, 16.0, {64: Published(53.0, 256), 128: Published(90.0, 512)}),
+    "dnn7": HybridNet("dnn7", 256, 1 / 4600, 8.0, {16: Published(6.5, 256)}),
 }
 """Seconds of one node: Das et al., as `lab/nets.py` says where they are from."""
 
@@ -87,10 +116,10 @@ class Widen(nn.Module):
         return x.expand(-1, self.features).contiguous()
 
 
-def build(net: Net, *, seed: int) -> nn.Sequential:
-    """The net at an eighth of every side; its input has shape (rows, 1)."""
+def build(net: Net, shrink: int, *, seed: int) -> nn.Sequential:
+    """The net with every side cut; its input has shape (rows, 1)."""
     device = EmulatedDevice()
-    layers, shares = [_shrunk(layer) for layer in net.layers], net.shares()
+    layers, shares = [_shrunk(layer, shrink) for layer in net.layers], net.shares()
     largest = max(layer.num_params for layer in layers)
     noise = torch.randn(largest, generator=torch.Generator().manual_seed(seed))
     model, widened = nn.Sequential(), False
@@ -108,14 +137,14 @@ def build(net: Net, *, seed: int) -> nn.Sequential:
     return model
 
 
-def _shrunk(layer: Layer) -> Layer:
+def _shrunk(layer: Layer, shrink: int) -> Layer:
     if not layer.name.startswith("fc"):  # a convolution's gradient is sent as it is, whatever its shape
-        return Layer(layer.name, ((max(1, layer.num_params // BYTES_SCALE),),), layer.multiply_adds)
+        return Layer(layer.name, ((max(1, layer.num_params // shrink**2),),), layer.multiply_adds)
     (out, into), *_ = layer.shapes
-    weight = (max(1, out // SHRINK), max(1, into // SHRINK))
+    weight = (max(1, out // shrink), max(1, into // shrink))
     return Layer(layer.name, (weight, weight[:1]), layer.multiply_adds)
 
 
-def rows(net: Net) -> int:
+def rows(net: Net, shrink: int) -> int:
     """Rows of one worker's batch."""
-    return max(1, net.batch // SHRINK)
+    return max(1, net.batch // shrink)

@@ -30,8 +30,8 @@ COMPUTE_S = 0.01
 """Seconds per step: about what one replica of these small models takes on a GPU, where the launches of its
 kernels are what takes time, whatever the batch is."""
 GLOBAL_BATCH = {"cifar-resnet20": 256, "digits-cnn": 64, "mnist-cnn": 128}
-"""Samples of all workers together, so that every number of workers makes the same steps; other recipes have
-their own batch size."""
+"""Samples of all workers together, so that every number of workers makes the same steps; with other recipes
+every worker has the recipe's own batch size."""
 MEASURE_THE_WIRE = ("share", "interval", "budget")
 """Settings that, when "auto", are chosen from times."""
 ONE_BUCKET_BYTES = 2**30
@@ -61,13 +61,14 @@ class MapTask:
 
     @property
     def config(self) -> RunConfig:
-        size = GLOBAL_BATCH.get(self.recipe, registry.get(self.recipe).batch_size)
+        own = registry.get(self.recipe).batch_size
+        size = GLOBAL_BATCH[self.recipe] // self.workers if self.recipe in GLOBAL_BATCH else own
         return resolve(
             self.recipe,
             self.strategy,
             workers=self.workers,
             epochs=self.epochs,
-            batch_size=max(1, size // self.workers),
+            batch_size=max(1, size),
             seed=self.seed,
             data=self.data,
             device=self.device,

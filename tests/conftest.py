@@ -9,15 +9,11 @@ import threading
 import time
 from collections.abc import Iterator
 
-import hypothesis
 import pytest
 import torch
 
-# A busy machine is no reason to fail.
-hypothesis.settings.register_profile(
-    "patient", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
-)
-hypothesis.settings.load_profile("patient")
+import tests.patience  # noqa: F401 (loads the profile of hypothesis)
+
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported, so before any test does
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # started in the background by a shell
@@ -41,7 +37,7 @@ def leaves_nothing_behind() -> Iterator[None]:
     before = {t.ident for t in threading.enumerate() if t.ident is not None}
     environment = dict(os.environ)
     yield
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while (strays := _strays(before)) and time.monotonic() < deadline:
         time.sleep(0.02)
     changed = {k for k in environment.keys() | os.environ.keys() if environment.get(k) != os.environ.get(k)}

@@ -10,9 +10,9 @@ import os
 MODULES = (
     "torch._dynamo",  # loaded by the first optimizer step, which takes as long as importing torch
     "torch.distributed.fsdp",
-    "hypothesis",
     "numba",
     "pytest",
+    "tests.patience",
     "tests.worlds",
     "thinwire.cli",
     "thinwire.recipes.train",

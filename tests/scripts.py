@@ -16,6 +16,7 @@ import torch
 from torch._C._distributed_c10d import TCPStore
 
 import thinwire
+from tests.patience import HANGS_S
 from tests.worlds import exit_interpreter, fork_context
 
 
@@ -67,7 +68,7 @@ def run_script(
     arguments: Sequence[object] = (),
     attach: Callable[..., Any] | None = None,
     torchrun: bool = True,
-    timeout_s: float = 100,
+    timeout_s: float = HANGS_S,
 ) -> list[str]:
     """What the script has printed; with `workers`, what each of them has, in torchrun's environment or in
     that of another launcher.

@@ -49,7 +49,7 @@ def run_torchrun(script: Path) -> str:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr

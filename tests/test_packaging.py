@@ -34,7 +34,7 @@ def run(*arguments: str, **environment: str) -> str:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr

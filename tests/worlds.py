@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
+from tests.patience import HANGS_S
 from thinwire.wire.local import LocalLane, LocalWorld
 
 T = TypeVar("T")
@@ -36,7 +37,7 @@ def fork_context() -> ForkServerContext:
     return context
 
 
-def run_threads(world_size: int, worker: Callable[[LocalLane], T], timeout_s: float = 60) -> list[T]:
+def run_threads(world_size: int, worker: Callable[[LocalLane], T], timeout_s: float = HANGS_S) -> list[T]:
     """Run `worker` in one thread per rank; the results in order of rank, or the first error raised."""
     world = LocalWorld(world_size)
     results: dict[int, T] = {}
@@ -139,7 +140,7 @@ class Processes:
             process.join()
 
 
-def run_processes(world_size: int, work: Callable[..., T], *args: Any, timeout_s: float = 100) -> list[T]:
+def run_processes(world_size: int, work: Callable[..., T], *args: Any, timeout_s: float = HANGS_S) -> list[T]:
     """Run `work(*args)` in Gloo processes; the results in order of rank."""
     processes = Processes(world_size, work, *args)
     try:
@@ -166,7 +167,7 @@ def _script(rank: int, world_size: int, port: int, environment: dict[str, str], 
 
 
 def exit_codes(
-    world_size: int, work: Callable[..., object], *args: Any, timeout_s: float = 100
+    world_size: int, work: Callable[..., object], *args: Any, timeout_s: float = HANGS_S
 ) -> list[int | None]:
     """Run `work(*args)` as a script in processes of a Gloo world; how each has ended, None for not at all."""
     context = fork_context()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.patience import HANGS_S
 from thinwire.events import RunStarted, read_events
 
 HERE = Path(__file__).parent
@@ -23,7 +24,7 @@ def environment() -> dict[str, str]:
     return {**keep, "PYTHONPATH": path, "NO_COLOR": "1", "COLUMNS": "200", "OMP_NUM_THREADS": "1"}
 
 
-def thinwire(*arguments: str, timeout_s: float = 100) -> subprocess.CompletedProcess[str]:
+def thinwire(*arguments: str, timeout_s: float = HANGS_S) -> subprocess.CompletedProcess[str]:
     """Run the command to its end."""
     command = [sys.executable, "-m", "thinwire", *arguments]
     return subprocess.run(
@@ -45,7 +46,9 @@ def started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
                 process.kill()
 
 
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = 90) -> None:
+def wait_for(
+    condition: Callable[[], bool], process: subprocess.Popen[str], timeout_s: float = HANGS_S
+) -> None:
     """Return once `condition` holds; fail if it does not in time, or if the command has ended instead."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -12,7 +12,7 @@ from tests.cli.command import alive, end, started, thinwire, wait_for, worker_pi
 from tests.recipes.killing import common
 from thinwire.engine import folders
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 
 OPTIONS = ["train", "digits-cnn", "--workers", "2", "--epochs", "2", "--save-every", "5"]
 NUM_STEPS = 90
@@ -56,7 +56,7 @@ def kill_after_a_save(run: Path) -> None:
     with started(*OPTIONS, "--out", str(run)) as process:
         wait_for(lambda: bool(folders.whole(run / "checkpoints")), process)
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=500)
         pids = list(worker_pids(run).values())
         try:
             wait_for(lambda: not any(alive(pid) for pid in pids), process)

@@ -12,15 +12,15 @@ import pytest
 
 from tests.cli.command import alive, end, environment, is_training, started, thinwire, wait_for, worker_pids
 from tests.data.make import write_text
+from tests.patience import HANGS_S
 from thinwire.events import Evaluated, Failed, RunEnded, read_events
 
 pytestmark = pytest.mark.processes
 
 
-@pytest.mark.timeout(300)
 def test_default_recipe_reaches_its_target_on_four_workers(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    done = thinwire("train", "--out", str(run), "--json", timeout_s=280)
+    done = thinwire("train", "--out", str(run), "--json")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert result["recipe"] == "digits-cnn"
@@ -79,7 +79,7 @@ def test_killed_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
         pids = worker_pids(run)
         try:
             subprocess.run(["kill", "-9", str(pids[2])], check=True)
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=HANGS_S)
             assert process.returncode == 1
             assert "error: worker 2 on " in stderr
             assert f"was killed by SIGKILL (pid {pids[2]})" in stderr
@@ -99,7 +99,7 @@ def test_frozen_worker_is_named_and_nobody_is_left(tmp_path: Path) -> None:
         pids = worker_pids(run)
         try:
             subprocess.run(["kill", "-STOP", str(pids[1])], check=True)
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=HANGS_S)
             assert process.returncode == 1
             assert "error: worker 1 on " in stderr
             assert "no sign of life" in stderr
@@ -115,7 +115,7 @@ def test_interrupt_ends_everything(tmp_path: Path) -> None:
         pids = worker_pids(run)
         try:
             process.send_signal(signal.SIGINT)
-            _, stderr = process.communicate(timeout=60)
+            _, stderr = process.communicate(timeout=HANGS_S)
             assert process.returncode == 130
             assert "interrupted" in stderr
             assert "Traceback" not in stderr
@@ -132,7 +132,7 @@ def test_killed_command_leaves_no_orphans(tmp_path: Path) -> None:
         launcher = int(Path(f"/proc/{pids[0]}/stat").read_text().rpartition(")")[2].split()[1])
         try:
             process.kill()
-            process.communicate(timeout=60)
+            process.communicate(timeout=HANGS_S)
             wait_for(lambda: not any(alive(pid) for pid in [*pids, launcher]), process)
         finally:
             end([*pids, launcher])
@@ -143,7 +143,7 @@ def test_under_torchrun_it_is_a_worker(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["-m", "thinwire", "train", "--epochs", "2", "--json", "--out", str(run)]
     done = subprocess.run(
-        command, env=environment(), capture_output=True, text=True, timeout=100, check=False
+        command, env=environment(), capture_output=True, text=True, timeout=HANGS_S, check=False
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["workers"] == 2

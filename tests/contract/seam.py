@@ -29,7 +29,7 @@ def small_model(rank: int = 0) -> tuple[nn.Module, torch.optim.Optimizer]:
 
 
 def attach(model: nn.Module, optimizer: Any, strategy: tw.Strategy, lane: Lane | None) -> tw.Link:
-    return tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=8, timeout_s=60)
+    return tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=8, timeout_s=500)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -33,7 +33,7 @@ def attach(model: nn.Module, optimizer: Optimizer, strategy: Strategy, lane: Loc
         process_group=lane,
         bucket_bytes=BUCKET_BYTES,
         buffers="local",
-        timeout_s=60,
+        timeout_s=500,
     )
 
 

@@ -18,7 +18,7 @@ def with_link(work: Callable[[tw.Link], T], lane: Lane | None = None) -> T:
     """Do `work` attached to a model that sends nothing."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with tw.attach(model, optimizer, tw.Silent(), process_group=lane, timeout_s=60) as link:
+    with tw.attach(model, optimizer, tw.Silent(), process_group=lane, timeout_s=500) as link:
         return work(link)
 
 

@@ -113,9 +113,10 @@ class Network:
         if node.crashed:
             return
         if self._awake(id_):
+            beat = node.roster.beat
             for other in self.nodes:
                 if other != id_:
-                    self._deliver(id_, other, lambda other=other: self._hear(other, id_))  # type: ignore[misc]
+                    self._deliver(id_, other, lambda other=other: self._hear(other, id_, beat))  # type: ignore[misc]
             membership = self.membership(id_)
             if membership is not None:
                 for other in membership.ids:
@@ -141,9 +142,11 @@ class Network:
 
         self._later(self.random.uniform(0.0005, 0.05), arrive)
 
-    def _hear(self, me: str, other: str) -> None:
+    def _hear(self, me: str, other: str, beat: list[object] | None) -> None:
         self.nodes[me].heard_s[other] = self.now_s
         self.nodes[me].roster.notice_life(other)
+        if beat is not None:
+            self.nodes[me].roster.receive(other, beat, self.now_s)
 
     def _see_closed(self, me: str, other: str) -> None:
         """Counts as a death only if it was heard of a moment ago, as in `Peers`."""

@@ -38,7 +38,7 @@ def test_the_example_survives_its_first_worker(tmp_path: Path) -> None:
         while "epoch 2" not in workers[0].stdout.readline():
             time.sleep(0)
         workers[0].kill()
-        outputs = [worker.communicate(timeout=90)[0] for worker in workers[1:]]
+        outputs = [worker.communicate(timeout=500)[0] for worker in workers[1:]]
         assert [worker.returncode for worker in workers[1:]] == [0, 0]
         assert "epoch 19: 2 workers, generation 2" in outputs[0]
     finally:

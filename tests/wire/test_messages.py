@@ -44,11 +44,11 @@ class Worker:
         return self.endpoint.start(self._driver, "serve", make)
 
     def do(self, make: Make) -> None:
-        assert self.endpoint.start(self._driver, "mix", make).wait(20)
+        assert self.endpoint.start(self._driver, "mix", make).wait(500)
 
     def pause(self, serving: Task) -> None:
         self._run(self.endpoint.messenger.quiesce)
-        assert serving.wait(20)
+        assert serving.wait(500)
 
     def leave(self) -> None:
         self._run(self.endpoint.messenger.say_goodbye)
@@ -89,7 +89,7 @@ def test_a_pause_waits_for_messages_that_handlers_send_on(world_size: int) -> No
                 me.do(begin)
                 me.pause(serving)
                 total = numbers(handled)
-                me.endpoint.issue(lambda wire, total=total: wire.all_reduce_(total)).wait(20)  # type: ignore[misc]
+                me.endpoint.issue(lambda wire, total=total: wire.all_reduce_(total)).wait(500)  # type: ignore[misc]
                 assert total.item() == round_ * (hops + 1)
             me.leave()
         return handled
@@ -207,7 +207,7 @@ def test_a_lost_peer_ends_listeners_and_questions_with_its_error() -> None:
         serving = me.serve(serve)
         world.lose(PeerLost("worker 1 is gone", rank=1))
         with pytest.raises(PeerLost, match="worker 1 is gone"):
-            serving.wait(20)
+            serving.wait(500)
 
         async def ask(wire: Wire) -> None:
             await wire.ask(numbers(1), to=1)

@@ -123,7 +123,7 @@ class PeerConnections:
                 hint="start it again when the network is back, and it joins the others; "
                 "Elastic(allow_minority=True) goes on, and may leave two models",
             )
-        self.roster.fork(secrets.token_hex(4))
+        self.roster.fork()
         _log.warning(
             "this worker goes on with %d of %d workers without a majority: the others may go on too, the two "
             "worlds never merge, and the one with more workers (of equals the one with %s) is the run",
@@ -192,7 +192,7 @@ class PeerConnections:
                 now_s = time.monotonic()
                 if now_s >= beat_at_s:
                     beat_at_s = now_s + BEAT_S
-                    self._send_all(["beat"])
+                    self._send_all(["roster", self.roster.beat] if self.roster.beat else ["beat"])
                     self._judge(now_s)
                     self._connect_missing()
                 self._forget_joiners(now_s)

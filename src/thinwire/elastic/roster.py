@@ -5,6 +5,9 @@ Whoever is behind is told what was decided; whoever finds itself left out may jo
 
 from __future__ import annotations
 
+import hashlib
+import json
+
 from thinwire.elastic.agreement import Knowledge, MembershipVote, Message
 from thinwire.elastic.membership import Member, Membership
 from thinwire.errors import DataError
@@ -103,17 +106,33 @@ class Roster:
             self.other_lineages.add(lineage[:64])
         elif body[0] == "behind" or generation < self.membership.generation:
             self._tell_decisions(sender, generation)
+        elif body[0] == "at" and generation == self.membership.generation:
+            return
         elif generation > self.membership.generation:
             self._send(sender, ["behind"])
         elif self._agreement is not None:
             self._agreement.receive(sender, body, now_s)
             self._collect()
 
-    def fork(self, lineage: str) -> None:
-        """Go on with those who can be reached, as a world of its own that never merges with the other."""
+    @property
+    def beat(self) -> Message | None:
+        """What a worker says of itself again and again: whoever hears that it is behind tells it what was
+        decided, however long it has had nothing else to say."""
+        if self.membership is None or self.left_out is not None:
+            return None
+        return [self.membership.lineage, self.membership.generation, "at"]
+
+    def fork(self) -> None:
+        """Go on with those who can be reached, as a world of its own that never merges with the other.
+
+        All of them come to the same name for it without a word: it follows from who they are.
+        """
         assert self.membership is not None
-        members = tuple(member for member in self.membership.members if member.id in self.reachable)
-        self._adopt(Membership(self.membership.generation + 1, members, lineage))
+        base, reachable = self.membership, self.reachable
+        members = tuple(member for member in base.members if member.id in reachable)
+        name = json.dumps([base.lineage, base.generation, reachable])
+        lineage = hashlib.sha256(name.encode()).hexdigest()[:8]
+        self._adopt(Membership(base.generation + 1, members, lineage))
 
     def _tell_decisions(self, to: str, after: int) -> None:
         """What was decided since, in order, so that who is behind comes to the same place."""

@@ -11,6 +11,9 @@ from thinwire.parallel.volumes import LayerSize, Split
 BACKWARD_SHARE = 2 / 3
 """Of a step's compute: two of three matrix products. Gradients hide behind it, activations do not."""
 
+MIX_GAIN = 0.05
+"""Part of a step that a mix of numbers of groups must save: its costs are less sure than those of one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Costs:
@@ -58,7 +61,17 @@ class Choice:
         return self.compute_s + activations + max(0.0, gradients - BACKWARD_SHARE * self.compute_s)
 
     def best(self) -> dict[str, int]:
-        """Start data-parallel, and change one layer at a time while that helps.
+        """One number of groups for all layers that are split, or a mix that is expected to be much faster.
+
+        Layers of one number share buckets; each further one sends messages that the costs do not know.
+        """
+        numbers = sorted({number for options in self.options.values() for number in options}, reverse=True)
+        equal = [self._shortest([number]) for number in numbers] or [{}]
+        best, mixed = min(equal, key=self.step_s), self._shortest(numbers)
+        return mixed if self.step_s(mixed) < (1 - MIX_GAIN) * self.step_s(best) else best
+
+    def _shortest(self, numbers: Sequence[int]) -> dict[str, int]:
+        """Start with the most groups, and change one layer at a time to one of `numbers` while that helps.
 
         A tie keeps more groups: data parallelism needs nobody else in a forward.
         """
@@ -66,8 +79,8 @@ class Choice:
         for _ in range(3):
             before = dict(groups)
             for name, options in self.options.items():
-                found = [(self.step_s({**groups, name: number}), -number) for number in options]
-                groups[name] = -min(found)[1]
+                allowed = {max(options), *options.keys() & set(numbers)}
+                groups[name] = -min((self.step_s({**groups, name: each}), -each) for each in allowed)[1]
             if groups == before:
                 break
         return groups

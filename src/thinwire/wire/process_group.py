@@ -3,7 +3,8 @@
 Facts of the backends this rests on (torch 2.8 to 2.13):
 - Gloo point-to-point handles cannot be polled: a thread must block in `wait` for each.
 - Gloo sends at half duplex unless every receive is posted before the sends.
-- Gloo's reduce-scatter sends as much as an all-reduce; all-to-all plus a sum sends half of that.
+- Gloo's reduce-scatter sends as much as an all-reduce; a ring of messages sends half of that (`ring.py`), and
+  so does an all-to-all plus a sum, which is quicker for small messages.
 - Gloo point-to-point with CUDA tensors kills the process, so CUDA is staged through pinned memory.
 - NCCL wants the two halves of an exchange grouped, ignores tags, and `wait` only orders streams. It cannot
   receive from whoever comes.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from itertools import count
 from typing import Any, TypeVar
 
 import torch
@@ -29,6 +31,7 @@ from thinwire.wire.backend import Backends, Pool, has_world, own_pools, pool, st
 from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
+from thinwire.wire.ring import RING_BYTES, ring_reduce_scatter
 from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, after, finished
@@ -61,6 +64,8 @@ class ProcessGroupLane:
         self._pool = pool
         self._lock = threading.RLock()
         self._open: set[Work] = set()
+        self._numbers = count()
+        """Of collectives, which all workers issue in one order."""
         self._error: BaseException | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], ProcessGroupLane] = {}
         self._backends: Backends | None = None
@@ -81,14 +86,15 @@ class ProcessGroupLane:
             if out is not data:
                 out.copy_(data.view_as(out))
             return finished()
+        number = next(self._numbers)
 
         def issue() -> Wait:
             if data.is_cpu or self._pool.has_nccl:
                 backend = self._connected.cpu if data.is_cpu else self._connected.cuda
-                return self._issue(op, backend, data, out, source)
+                return self._issue(op, number, backend, data, out, source)
             x = _pinned_like(data).copy_(data)
             y = x if out is data else _pinned_like(out)
-            wait = self._issue(op, self._connected.cpu, x, y, source)
+            wait = self._issue(op, number, self._connected.cpu, x, y, source)
 
             def wait_and_copy() -> None:
                 wait()
@@ -98,7 +104,7 @@ class ProcessGroupLane:
 
         return self._launch(issue, data)
 
-    def _issue(self, op: Op, backend: Any, data: Tensor, out: Tensor, source: int) -> Wait:
+    def _issue(self, op: Op, number: int, backend: Any, data: Tensor, out: Tensor, source: int) -> Wait:
         handle: Any
         if op == "all_reduce":
             handle = backend.allreduce([data], _SUM)
@@ -112,6 +118,8 @@ class ProcessGroupLane:
             handle = backend.broadcast([data], options)
         elif backend is not self._connected.cpu:
             handle = backend._reduce_scatter_base(out, data, c10d.ReduceScatterOptions())
+        elif data.nbytes >= RING_BYTES:
+            return ring_reduce_scatter(backend, number, self.rank, self.world_size, data, out)
         else:
             parts = torch.empty_like(data)
             received = backend.alltoall_base(parts, data, [], [], c10d.AllToAllOptions())

@@ -16,7 +16,7 @@ STEPS = 12
 def train() -> dict[str, float]:
     """With one slow worker and a pause in between; the instruments."""
     model, optimizer = model_and_optimizer()
-    with tw.attach(model, optimizer, tw.GossipGraD(share="auto"), bucket_bytes=256, timeout_s=60) as link:
+    with tw.attach(model, optimizer, tw.GossipGraD(share="auto"), bucket_bytes=256, timeout_s=500) as link:
         for step in range(STEPS):
             if link.rank == 0:
                 time.sleep(0.01)
