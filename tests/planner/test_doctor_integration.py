@@ -29,6 +29,15 @@ def test_one_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         doctor._meet(0, 3, ("127.0.0.1", port))
 
 
+def test_another_program_on_the_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "STORE_S", 0.5)
+    monkeypatch.setattr(doctor, "MEET_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=f"cannot reach the first worker at {where}"):
+            doctor._meet(1, 2, silent.getsockname())
+
+
 @pytest.mark.lab
 def test_it_names_the_slow_path_and_the_slow_worker(tmp_path: Path) -> None:
     out = tmp_path / "cluster.json"

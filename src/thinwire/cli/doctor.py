@@ -45,6 +45,8 @@ def doctor(
     """
     started = {} if hosts is None and rank is None and first is None else place(hosts, rank, first)
     os.environ.update(started)
+    # torch prints a C++ stack for every try to connect: what is wrong is said in words below
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from thinwire.planner.doctor import check_writable, examine  # which imports torch
 
     speaks = os.environ.get("RANK", "0") == "0"
