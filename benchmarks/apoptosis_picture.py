@@ -23,19 +23,22 @@ def main() -> None:
     runs = json.loads(result.read_text())["runs"]
     run = next(r for r in runs if (r["problem"], r["method"]) == (problem, "adaptive") and r["events"])
     first = next(r for r in runs if r["problem"] == problem and r["method"] == "none")
-    steps = run["events"][0]["step"]
-    epochs, spacing = len(run["curve"]), steps
-    num_steps = spacing * len(run["events"]) / 0.75 if len(run["events"]) else 1
+    events, last = run["events"], run["curve"][-1]
+    epochs = last["epoch"]
     figure, axes = plt.subplots(figsize=(6.4, 3.2))
-    layers = list(run["events"][0]["widths"])[:-1]
-    for colour, layer in zip(COLOURS, layers, strict=False):
-        places = [event["step"] / num_steps * epochs for event in run["events"]]
-        widths = [event["widths"][layer] for event in run["events"]]
+    for colour, layer in zip(COLOURS, list(events[0]["widths"])[:-1], strict=False):
+        places = [event["step"] / run["steps"] * epochs for event in events]
+        widths = [event["widths"][layer] for event in events]
+        whole = events[0]["before"][layer]
         axes.step(
-            [*places, epochs], [*widths, widths[-1]], where="post", color=colour, label=f"layer {layer}"
+            [0, *places, epochs],
+            [whole, *widths, widths[-1]],
+            where="post",
+            color=colour,
+            label=f"layer {layer}",
         )
     axes.set(xlabel="epochs", ylabel="neurons", ylim=(0, None), xlim=(0, epochs))
-    finals = first["curve"][-1]["metric"], run["curve"][-1]["metric"]
+    finals = first["final"], run["final"]
     axes.set_title(
         f"{problem}: {run['parameters'][0]:,} to {run['parameters'][1]:,} parameters, "
         f"{finals[0]:.4f} without and {finals[1]:.4f} with apoptosis",

@@ -147,6 +147,8 @@ class Shrunk:
     """How long training stood still for it."""
     left_alone: Mapping[str, str] = field(default_factory=dict)
     """Layers that cannot shrink, and why."""
+    before: Mapping[str, int] = field(default_factory=dict)
+    """Neurons before this event, by layer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

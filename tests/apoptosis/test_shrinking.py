@@ -14,6 +14,7 @@ import thinwire as tw
 from tests.apoptosis.training import WIDTH, history, parts, step_once, train
 from tests.worlds import run_threads
 from thinwire.apoptosis.architecture import export, rebuild
+from thinwire.apoptosis.shrinking import Shrinking
 from thinwire.errors import SettingError, UsageError
 from thinwire.wire.local import LocalLane
 
@@ -103,12 +104,32 @@ def test_a_loss_that_rises_undoes_the_event() -> None:
             link.observe(1e3)  # whatever the model does
             step_once(link, model, optimizer, step)
         assert history(link)[-1].removed < 0
+        removed, undone = history(link)[-2:]
+        assert undone.widths == removed.before
+        assert undone.before == removed.widths
         assert first.out_features == WIDTH > narrow
         assert all(torch.equal(t, before[name]) for name, t in model.named_parameters())
         assert link.stats.steps == 16
         for step in range(16, 20):
             step_once(link, model, optimizer, step)
         assert link.companion._pace.strength == 0.5  # type: ignore[union-attr]
+
+
+def test_a_loss_that_rises_with_nothing_to_undo_removes_nothing() -> None:
+    """As after a checkpoint was loaded: the copy of the model before the last event is gone."""
+    model, optimizer = parts()
+    settings = tw.Apoptosis(mode="adaptive", every=8, budget=0.3)
+    with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
+        for step in range(8):
+            step_once(link, model, optimizer, step)
+        assert isinstance(link.companion, Shrinking)
+        link.companion.load_state_dict(link.companion.state_dict())
+        shapes = [p.shape for p in model.parameters()]
+        for step in range(8, 16):
+            link.observe(1e3)
+            step_once(link, model, optimizer, step)
+        assert [p.shape for p in model.parameters()] == shapes
+        assert len(history(link)) == 1
 
 
 def test_adaptive_says_that_it_needs_the_loss(caplog: pytest.LogCaptureFixture) -> None:

@@ -38,6 +38,8 @@ from thinwire.events import Shrunk
 _log = logging.getLogger("thinwire")
 ROWS_PER_NEURON = 3
 """Samples on which an event decides, of all workers together, for each neuron of the widest layer."""
+FEWEST_NEURONS = 256
+"""Narrower layers are weighed on as many samples as one of this width."""
 
 
 class Shrinking:
@@ -54,7 +56,7 @@ class Shrinking:
         self._calls: deque[Call] = deque()
         self._call_rows = 0
         """Samples in one call."""
-        self._widest = max((max(p.shape) for p in model.parameters() if p.dim() > 1), default=1)
+        self._widest = max((p.shape[0] for p in model.parameters() if p.dim() > 1), default=1)
         self._pace = RemovalPace(adaptive=settings.mode == "adaptive")
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any]] | None = None
@@ -123,6 +125,7 @@ class Shrinking:
                     prove(self._model, group, call)
                     self._proven[group.name] = group.frozen
                 group.frozen = group.frozen or self._proven[group.name]
+            self._widest = max([FEWEST_NEURONS, *(g.size for g in self._groups if not g.frozen)])
         return self._groups
 
     def _event(self) -> None:
@@ -144,9 +147,8 @@ class Shrinking:
         decision = self._pace.decide(losses[:-1])
         if decision == "undo" and self._undo is not None:
             self._bring_back(began_s)
-            return
-        if decision == "wait":
-            return
+        if decision != "remove":
+            return  # a loss that rises with nothing to undo is no reason to remove more
         if not link.strategy.replicas_agree:
             link.average_()
         removals = self._agree()
@@ -194,6 +196,7 @@ class Shrinking:
     def _remove(self, removals: Sequence[Removal], began_s: float) -> None:
         link, model = self._link, self._model
         kept: Kept = kept_indices(model, removals)
+        before = self._widths()
         if self._pace.adaptive:
             self._undo = (Snapshot.of(model, self._optimizers), link.state_dict())
 
@@ -211,10 +214,12 @@ class Shrinking:
         self._groups = None
         causes = sum((Counter(each.causes) for each in removals), Counter[str]())
         gone = sum(len(each.dropped) for each in removals)
-        self._note(gone, dict(causes), max(each.change for each in removals), began_s)
+        self._note(gone, dict(causes), max(each.change for each in removals), began_s, before)
 
     def _make_alike(self) -> None:
         """Where processors round differently, what was folded in may differ in its last bit."""
+        if self._link.world_size == 1:
+            return
         tensors = [*self._model.parameters(), *self._model.buffers()]
         if len(set(self._link.everyone.gather_objects(_digest(tensors)))) > 1:
             self._link.everyone.broadcast_tensors_(tensors, 0)
@@ -222,23 +227,27 @@ class Shrinking:
     def _bring_back(self, began_s: float) -> None:
         assert self._undo is not None
         (snapshot, state), self._undo = self._undo, None
-        before = self._num_neurons()
+        before = self._widths()
         self._link.restore(state, lambda: snapshot.restore(self._model, self._optimizers))
         self._groups = None
-        self._note(before - self._num_neurons(), {"undone": 1}, 0.0, began_s)
+        gone = sum(before.values()) - sum(self._widths().values())
+        self._note(gone, {"undone": 1}, 0.0, began_s, before)
         self._calls.clear()
 
     # -- telling ------------------------------------------------------------------------------------
 
-    def _num_neurons(self) -> int:
-        return sum(group.size for group in self.groups())
+    def _widths(self) -> dict[str, int]:
+        return {group.name: group.size for group in self.groups()}
 
-    def _note(self, removed: int, causes: dict[str, int], change: float, began_s: float) -> None:
+    def _note(
+        self, removed: int, causes: dict[str, int], change: float, began_s: float, before: dict[str, int]
+    ) -> None:
         groups = self.groups()
         self.history.append(
             Shrunk(
                 step=self._link.steps,
-                widths={group.name: group.size for group in groups},
+                widths=self._widths(),
+                before=before,
                 num_parameters=sum(p.numel() for p in self._model.parameters()),
                 removed=removed,
                 causes=causes,

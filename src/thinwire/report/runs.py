@@ -128,7 +128,7 @@ class Run:
         return [(e.epoch, e.distance) for e in self.evaluated if e.distance is not None]
 
     def widths(self) -> dict[str, list[Point]]:
-        """Neurons of every layer that has shrunk against epochs, up to the last epoch."""
+        """Neurons of every layer that has shrunk against epochs, from the beginning to the last epoch."""
         per_epoch = next((e.step / e.epoch for e in reversed(self.evaluated) if e.epoch and e.step), 0.0)
         if not per_epoch or not self.shrunk:
             return {}
@@ -136,7 +136,8 @@ class Run:
         for event in self.shrunk:
             for name, width in event.widths.items():
                 if name not in event.left_alone:
-                    found.setdefault(name, []).append((event.step / per_epoch, width))
+                    start = [(0.0, float(event.before.get(name, width)))]
+                    found.setdefault(name, start).append((event.step / per_epoch, width))
         return {name: [*curve, (self.steps / per_epoch, curve[-1][1])] for name, curve in found.items()}
 
 

@@ -1,0 +1,324 @@
+"""The trainings of `benchmarks.apoptosis`: four problems, and ways to make a network smaller."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+import thinwire as tw
+from benchmarks.common import note
+from thinwire.data import load_cifar, load_higgs, load_mnist
+from thinwire.recipes import networks, samples
+from thinwire.recipes.base import Data
+from thinwire.recipes.samples import TensorSamples
+
+
+def mlp(*widths: int) -> nn.Module:
+    layers: list[nn.Module] = []
+    for given, made in pairwise(widths[:-1]):
+        layers += [nn.Linear(given, made), nn.ReLU()]
+    return nn.Sequential(nn.Flatten(), *layers, nn.Linear(widths[-2], widths[-1]))
+
+
+def auc(scores: Tensor, targets: Tensor) -> float:
+    """The share of pairs, one of each class, that the scores put in the right order."""
+    order = scores.flatten().double().argsort()
+    ranks = torch.empty(len(order), dtype=torch.float64, device=scores.device)
+    ranks[order] = torch.arange(1, len(order) + 1, dtype=torch.float64, device=scores.device)
+    positive = targets.bool()
+    count = int(positive.sum())
+    return float((ranks[positive].sum() - count * (count + 1) / 2) / (count * (len(order) - count)))
+
+
+def accuracy(scores: Tensor, targets: Tensor) -> float:
+    return float((scores.argmax(1) == targets).double().mean())
+
+
+def binary_loss(scores: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(scores.flatten(), targets.to(scores.dtype))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    data: Callable[[Path], Data]
+    model: Callable[[], nn.Module]
+    optimizer: Callable[[nn.Module], Optimizer]
+    epochs: int
+    batch: int
+    held_out: int
+    """Training samples that are kept for validation."""
+    events: int
+    """Events in the whole run, the last ones before three quarters of it."""
+    lasso: float
+    loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
+    metric: Callable[[Tensor, Tensor], float] = accuracy
+
+
+PROBLEMS = {
+    "higgs-mlp": Problem(
+        data=lambda folder: samples.as_tensors(load_higgs(folder)),
+        model=lambda: mlp(28, 300, 300, 300, 1),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        epochs=12,
+        batch=64,
+        held_out=2500,
+        events=9,
+        lasso=0.02,
+        loss=binary_loss,
+        metric=auc,
+    ),
+    "mnist-mlp": Problem(
+        data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
+        model=lambda: mlp(784, 1024, 1024, 10),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        epochs=8,
+        batch=128,
+        held_out=10000,
+        events=8,
+        lasso=0.02,
+    ),
+    "mnist-cnn": Problem(
+        data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
+        model=lambda: networks.small_cnn(side=28, num_pools=2, num_hidden=64),
+        optimizer=lambda m: AdamW(m.parameters(), lr=3e-3, weight_decay=0.01),
+        epochs=3,
+        batch=64,
+        held_out=10000,
+        events=6,
+        lasso=0.02,
+    ),
+    "cifar-vgg16": Problem(
+        data=lambda folder: samples.colour_images(load_cifar(folder)),
+        model=networks.vgg16,
+        optimizer=lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True),
+        epochs=20,
+        batch=128,
+        held_out=5000,
+        events=15,
+        lasso=0.002,
+    ),
+}
+
+
+@dataclass
+class Run:
+    """One training, as it went."""
+
+    problem: str
+    method: str
+    seed: int
+    curve: list[dict[str, float]] = field(default_factory=list)
+    """Twice per epoch: training seconds, validation metric, parameters, and bytes that one worker of
+    many would have sent."""
+    events: list[dict[str, Any]] = field(default_factory=list)
+    event_s: float = 0.0
+    steps: int = 0
+    parameters: tuple[int, int] = (0, 0)
+    final: float = 0.0
+    """The metric on the test data, looked at once."""
+    interval: tuple[float, float] | None = None
+    """Its bootstrap interval, 95 %, where it is an AUC."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Which training is to be made."""
+
+    problem: str
+    method: str
+    seed: int
+    epochs: int | None = None
+    """None: those of the problem."""
+    samples: int | None = None
+    """Use only so many of the training samples."""
+    goal: int = 0
+    """Parameters that torch-pruning shall leave."""
+
+
+def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
+    order = np.random.default_rng(seed).permutation(count)
+    for start in range(0, count - size + 1, size):
+        yield order[start : start + size]
+
+
+class Trainer:
+    """A network, its optimizer and one of the methods."""
+
+    def __init__(self, problem: Problem, method: str, device: torch.device, steps: int, goal: int) -> None:
+        self.problem, self.method, self.device = problem, method, device
+        self.model = problem.model().to(device)
+        self.optimizer = problem.optimizer(self.model)
+        self.steps, self.schedule = steps, self._schedule(steps)
+        self.every = max(1, int(0.75 * steps) // problem.events)
+        self.last = self.every * problem.events
+        self.goal, self.event_s, self.done = goal, 0.0, 0
+        self.link: tw.Link | None = None
+        self.companion: Any = None
+        if method in ("adaptive", "aggressive", "lasso"):
+            mode, strength = ("conservative", problem.lasso) if method == "lasso" else (method, 0.0)
+            settings = tw.Apoptosis(mode=mode, every=self.every, lasso=strength)  # type: ignore[arg-type]
+            self.link = tw.attach(self.model, self.optimizer, tw.AllReduce(), apoptosis=settings)
+            self.companion = self.link.companion
+
+    def _schedule(self, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
+        up = max(1, steps // 20)
+        return torch.optim.lr_scheduler.LambdaLR(
+            self.optimizer, lambda at: min((at + 1) / up, max(0.0, (steps - at) / (steps - up)))
+        )
+
+    def step(self, inputs: Tensor, targets: Tensor) -> None:
+        self.optimizer.zero_grad()
+        loss = self.problem.loss(self.model(inputs), targets)
+        loss.backward()
+        if self.link is not None:
+            self.link.observe(loss)
+        began_s = _now(self.device)
+        self.optimizer.step()
+        if self.link is not None and (self.done + 1) % self.every == 0:
+            self.event_s += _now(self.device) - began_s
+        self.schedule.step()
+        self.done += 1
+        if self.method == "torch-pruning" and self.done % self.every == 0 and self.done <= self.last:
+            self._prune(inputs)
+        if self.link is not None and self.done == self.last:
+            self.link.detach()  # what is left trains as it is
+            self.link = None
+
+    def events(self) -> list[dict[str, Any]]:
+        """What apoptosis has removed, and when."""
+        return [
+            {
+                "step": event.step,
+                "widths": dict(event.widths),
+                "before": dict(event.before),
+                "parameters": event.num_parameters,
+                "causes": dict(event.causes),
+                "seconds": event.seconds,
+            }
+            for event in (self.companion.history if self.companion else ())
+        ]
+
+    def _prune(self, inputs: Tensor) -> None:
+        """A step of iterative magnitude pruning, in equal parts down to the goal."""
+        import torch_pruning as tp
+
+        began_s, left = _now(self.device), (self.last - self.done) // self.every
+        size = count(self.model)
+        aim = self.goal * (size / self.goal) ** (left / (left + 1))
+        outputs = [m for m in self.model.modules() if isinstance(m, nn.Linear)][-1]
+        for ratio in np.linspace(0.02, 0.9, 45):  # parameters fall faster than neurons
+            trial = tw.apoptosis.export(self.model).to(self.device)
+            last = [m for m in trial.modules() if isinstance(m, nn.Linear)][-1]
+            _pruner(tp, trial, last, inputs, float(ratio)).step()
+            if count(trial) <= aim:
+                _pruner(tp, self.model, outputs, inputs, float(ratio)).step()
+                break
+        self.model.train()
+        rates = self.schedule.state_dict()
+        self.optimizer = self.problem.optimizer(self.model)
+        self.schedule = self._schedule(self.steps)
+        self.schedule.load_state_dict(rates)
+        self.event_s += _now(self.device) - began_s
+
+
+def _pruner(tp: Any, model: nn.Module, outputs: nn.Module, inputs: Tensor, ratio: float) -> Any:
+    model.eval()
+    for parameter in model.parameters():
+        parameter.requires_grad_(True)  # its graph is autograd's
+    return tp.pruner.MagnitudePruner(
+        model,
+        inputs[:2],
+        importance=tp.importance.GroupMagnitudeImportance(p=2),
+        pruning_ratio=ratio,
+        global_pruning=False,
+        round_to=None,
+        ignored_layers=[outputs],
+    )
+
+
+def count(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def load(name: str, folder: Path, device: torch.device) -> tuple[TensorSamples, TensorSamples, TensorSamples]:
+    """Training, validation and test samples of a problem, the same for all seeds."""
+    problem = PROBLEMS[name]
+    folder = folder / "MNIST" if name.startswith("mnist") and (folder / "MNIST").exists() else folder
+    with device:
+        data = problem.data(folder)
+    train, test = data.train, data.test
+    assert isinstance(train, TensorSamples)
+    assert isinstance(test, TensorSamples)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(len(train))).to(device)
+    mine, held = order[: -problem.held_out], order[-problem.held_out :]
+    return (
+        replace(train, inputs=train.inputs[mine], targets=train.targets[mine]),
+        replace(test, inputs=train.inputs[held], targets=train.targets[held]),
+        test,
+    )
+
+
+def train(work: Work, folder: Path, device: torch.device) -> Run:
+    """One training from its beginning to its end."""
+    problem, seed = PROBLEMS[work.problem], work.seed
+    run = Run(work.problem, work.method, seed)
+    samples, validation, test = load(work.problem, folder, device)
+    length = min(len(samples), work.samples or len(samples))
+    epochs, per_epoch = work.epochs or problem.epochs, length // problem.batch
+    torch.manual_seed(seed)
+    trainer = Trainer(problem, work.method, device, per_epoch * epochs, work.goal)
+    full, seconds, sent = count(trainer.model), 0.0, 0.0
+    began_s = _now(device)
+    for epoch in range(epochs):
+        for number, chosen in enumerate(batches(length, problem.batch, 1000 * seed + epoch), start=1):
+            inputs, targets = samples.take(chosen)
+            sent += 8.0 * count(trainer.model)  # all-reduce: each number leaves a worker twice, nearly
+            trainer.step(inputs, targets)
+            if number in (per_epoch // 2, per_epoch):
+                seconds += _now(device) - began_s
+                point = {"epoch": epoch + number / per_epoch, "seconds": seconds}
+                point["metric"] = problem.metric(*predict(trainer.model, validation))
+                run.curve.append({**point, "parameters": count(trainer.model), "sent_bytes": sent})
+                began_s = _now(device)
+        note(f"{work.problem} {work.method} seed {seed}: {json.dumps(run.curve[-1])}")
+    scores, targets = predict(trainer.model, test)
+    run.final = problem.metric(scores, targets)
+    run.interval = bootstrap(scores, targets) if problem.metric is auc else None
+    run.parameters = (full, count(trainer.model))
+    run.steps = trainer.done
+    run.event_s, run.events = trainer.event_s, trainer.events()
+    return run
+
+
+def _now(device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        return time.perf_counter()
+    return time.process_time()
+
+
+@torch.no_grad()
+def predict(model: nn.Module, data: TensorSamples) -> tuple[Tensor, Tensor]:
+    """Scores and targets of all samples, in evaluation mode."""
+    model.eval()
+    parts = [data.take(np.arange(s, min(s + 500, len(data)))) for s in range(0, len(data), 500)]
+    scores, targets = torch.cat([model(x) for x, _ in parts]), torch.cat([y for _, y in parts])
+    model.train()
+    return scores, targets
+
+
+def bootstrap(scores: Tensor, targets: Tensor) -> tuple[float, float]:
+    """The interval that holds 95 of 100 AUCs of samples drawn again."""
+    draws = torch.from_numpy(np.random.default_rng(0).integers(0, len(targets), (200, len(targets))))
+    values = sorted(auc(scores[draw], targets[draw]) for draw in draws.to(scores.device))
+    return values[4], values[194]
