@@ -142,7 +142,7 @@ def _open_store(master: tuple[str, int], *, serves: bool) -> TCPStore:
             store = TCPStore(*master, None, serves, timeout=limit, wait_for_workers=False)
             store.set_timeout(datetime.timedelta(seconds=MEET_S))
             opened.set_result(store)
-        except Exception as error:
+        except (OSError, RuntimeError) as error:
             opened.set_exception(error)
 
     threading.Thread(target=work, name="thinwire-store", daemon=True).start()
