@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import thinwire
+from thinwire.errors import PeerLost
+from thinwire.planner import doctor
 from thinwire.planner.cluster import Cluster
 
 
@@ -16,6 +19,23 @@ def test_it_says_how_to_start_it(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "one worker per host" in done.stderr
     assert "torchrun" in done.stderr
+
+
+def test_one_that_never_comes_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MEET_S", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with pytest.raises(PeerLost, match="of 3 workers, rank 1, 2 did not reach"):
+        doctor._meet(0, 3, ("127.0.0.1", port))
+
+
+def test_another_program_on_the_port_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "STORE_S", 0.5)
+    monkeypatch.setattr(doctor, "MEET_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts, and never answers
+        where = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(PeerLost, match=f"cannot reach the first worker at {where}"):
+            doctor._meet(1, 2, silent.getsockname())
 
 
 @pytest.mark.lab

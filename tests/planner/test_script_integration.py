@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,21 @@ def test_a_script_that_does_not_train_is_named(tmp_path: Path, text: str, words:
 def test_a_script_that_never_steps_ends(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="did not make enough optimizer steps"):
         measure_script([written(tmp_path, "import time; time.sleep(60)")], limit_s=4)
+
+
+def test_what_a_script_has_started_ends_with_it(tmp_path: Path) -> None:
+    text = f"""
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+open({str(tmp_path / "child")!r}, "w").write(str(child.pid))
+raise ValueError("no data")
+"""
+    with pytest.raises(UsageError, match="no data"):
+        measure_script([written(tmp_path, text)], limit_s=300)
+    pid = int((tmp_path / "child").read_text())
+    with suppress(FileNotFoundError):
+        while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.05)
 
 
 def test_no_script() -> None:

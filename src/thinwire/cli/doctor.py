@@ -12,33 +12,71 @@ import typer
 
 from thinwire.cli import options
 from thinwire.cli.output import columns, note
+from thinwire.errors import SettingError, check
 from thinwire.units import as_bytes, as_rate, as_seconds
 
 if TYPE_CHECKING:
     from thinwire.planner.doctor import Diagnosis
+
+MOST_HOSTS = 1_024
+PORT = 29_500
+"""As torchrun's."""
 
 
 def doctor(
     out: Annotated[
         Path, typer.Option(metavar="FILE", help="Cluster file to write, for `thinwire plan --cluster`.")
     ] = Path("cluster.json"),
+    hosts: Annotated[
+        int | None, typer.Option(help="Hosts of the job, to start it without torchrun on each of them.")
+    ] = None,
+    rank: Annotated[int | None, typer.Option(help="Of this host, from 0 on; only with --hosts.")] = None,
+    first: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS[:PORT]", help="Of the host with rank 0; only with --hosts."),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure the hosts of a job: reachability, latency, bandwidth, speed; one worker on every host.
 
     Start it as you would start the training: `torchrun ... -m thinwire doctor`, or in the lab:
-    `thinwire lab run --hosts 4 -- -m thinwire doctor`.
+    `thinwire lab run --hosts 4 -- -m thinwire doctor`. torchrun waits for a host that is missing; started
+    on every host with --hosts, --rank and --first, the doctor names it within 20 seconds.
     """
+    started = {} if hosts is None and rank is None and first is None else place(hosts, rank, first)
+    os.environ.update(started)
+    # torch prints a C++ stack for every try to connect: what is wrong is said in words below
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from thinwire.planner.doctor import check_writable, examine  # which imports torch
 
-    first = os.environ.get("RANK", "0") == "0"
-    if first:
+    speaks = os.environ.get("RANK", "0") == "0"
+    if speaks:
         check_writable(out)
-    found = examine(told=note if first else lambda words: None)
-    if first:
+    found = examine(told=note if speaks else lambda words: None)
+    if speaks:
         found.cluster.save(out, found.found())
         typer.echo(json.dumps(found.found(), indent=1) if as_json else text(found))
         note(f"written to {out}: thinwire plan --cluster {out} ...")
+
+
+def place(hosts: int | None, rank: int | None, first: str | None) -> dict[str, str]:
+    """The environment that torchrun would set on this host.
+
+    >>> place(4, 1, "10.0.0.1")["MASTER_ADDR"]
+    '10.0.0.1'
+    """
+    if hosts is None or rank is None or first is None:
+        raise SettingError(
+            "--hosts, --rank and --first go together",
+            hint="on every host: thinwire doctor --hosts 4 --rank 0 --first 10.0.0.1",
+        )
+    check(2 <= hosts <= MOST_HOSTS, "hosts", f"2 to {MOST_HOSTS:,}", hosts)
+    check(0 <= rank < hosts, "rank", f"0 to {hosts - 1}", rank)
+    address, _, port = first.partition(":")
+    valid = not port or (port.isdecimal() and 0 < int(port) < 1 << 16)
+    check(bool(address) and valid, "first", "an address, or address:port", first)
+    world = {"RANK": str(rank), "WORLD_SIZE": str(hosts), "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    return {**world, "MASTER_ADDR": address, "MASTER_PORT": port or str(PORT)}
 
 
 def text(found: Diagnosis) -> str:

@@ -12,8 +12,10 @@ import json
 import os
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,6 +33,8 @@ from thinwire.planner.speeds import Speeds, at_once, cluster_from, computing, ga
 
 MEET_S = 12.0
 """All workers must have come within this."""
+STORE_S = 4.0
+"""A store that can be reached answers within this; another program that has the port never does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +72,8 @@ def examine(*, told: Callable[[str], object] = lambda words: None) -> Diagnosis:
     except (KeyError, ValueError) as error:
         raise UsageError(
             f"the doctor runs as one worker per host, and {error} is not set to what torchrun sets",
-            hint="torchrun --nnodes N --node-rank I --master-addr A --nproc-per-node 1 -m thinwire doctor",
+            hint="on every host: thinwire doctor --hosts N --rank I --first ADDRESS, or "
+            "torchrun --nnodes N --node-rank I --master-addr A --nproc-per-node 1 -m thinwire doctor",
         ) from None
     store = _meet(rank, world_size, master)
     listener = Listener()
@@ -100,36 +105,51 @@ def _meet(rank: int, world_size: int, master: tuple[str, int]) -> TCPStore:
     try:
         if rank > 0:
             _connect(master)
-        store = TCPStore(
-            *master,
-            None,
-            rank == 0 and not agent,
-            timeout=datetime.timedelta(seconds=MEET_S),
-            wait_for_workers=False,
-        )
+        store = _open_store(master, serves=rank == 0 and not agent)
+        store.set(f"doctor/came/{rank}", "1")
     except (OSError, dist.DistNetworkError, dist.DistStoreError, RuntimeError) as error:
         name = socket.gethostname()
         raise PeerLost(
-            f"{name} (rank {rank}) cannot reach the first worker at {where} within {MEET_S:g} s",
+            f"{name} (rank {rank}) cannot reach the first worker at {where}",
             rank=rank,
             host=name,
             hint="is that address the first host's own, on the network all share, and is the port open? "
             f"try `nc -vz {master[0]} {master[1]}` here ({str(error).splitlines()[0][:80]})",
         ) from None
-    store.set(f"doctor/came/{rank}", "1")
     deadline_s, missing = time.monotonic() + MEET_S, list(range(world_size))
-    while missing and time.monotonic() < deadline_s:
-        missing = [each for each in missing if not store.check([f"doctor/came/{each}"])]
-        time.sleep(0.05)
+    with suppress(RuntimeError):  # the first worker has waited long enough, and closed its store
+        while missing and time.monotonic() < deadline_s:
+            missing = [each for each in missing if not store.check([f"doctor/came/{each}"])]
+            time.sleep(0.05)
     if missing:
         ranks = ", ".join(map(str, missing))
         raise PeerLost(
             f"of {world_size} workers, rank {ranks} did not reach {where} within {MEET_S:g} s",
             rank=missing[0],
-            hint="is it started there, with the same --master-addr and --master-port? "
+            hint="is it started there, with the same --first, or --master-addr and --master-port? "
             "its own output says what it could not reach",
         )
     return store
+
+
+def _open_store(master: tuple[str, int], *, serves: bool) -> TCPStore:
+    """The store, opened in a thread: torch waits for ever where a program that is no store has the port."""
+    opened = Future[TCPStore]()
+
+    def work() -> None:
+        limit = datetime.timedelta(seconds=STORE_S)
+        try:
+            store = TCPStore(*master, None, serves, timeout=limit, wait_for_workers=False)
+            store.set_timeout(datetime.timedelta(seconds=MEET_S))
+            opened.set_result(store)
+        except (OSError, RuntimeError) as error:
+            opened.set_exception(error)
+
+    threading.Thread(target=work, name="thinwire-store", daemon=True).start()
+    try:
+        return opened.result(MEET_S)
+    except TimeoutError:
+        raise RuntimeError("whatever listens there does not answer as a store does") from None
 
 
 def _connect(master: tuple[str, int]) -> None:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -30,29 +32,43 @@ def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Workl
     if not script.is_file():
         raise SettingError(f"script must be a file, got {command[0]!r}", hint=hint)
     with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder) / "workload.json"
+        result, errors = Path(folder) / "workload.json", Path(folder) / "errors"
         try:
-            done = subprocess.run(
-                [sys.executable, "-m", "thinwire.planner.script", str(result), *command],
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                timeout=limit_s,
-                check=False,
-            )
+            code = _run([str(result), *command], errors, limit_s)
         except subprocess.TimeoutExpired:
             problem = f"{script.name} did not make enough optimizer steps to be timed within {limit_s:g} s"
             raise UsageError(problem, hint=hint) from None
         if not result.exists():
-            lines = done.stderr.decode(errors="replace").strip().splitlines()
+            lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             said = " / ".join(lines[-LAST_LINES:]) or "it said nothing"
-            how = f"failed with exit code {done.returncode}" if done.returncode else "ended"
+            how = f"failed with exit code {code}" if code else "ended"
             raise UsageError(f"{script.name} {how} before it could be timed: {said}", hint=hint)
         content = json.loads(result.read_text(encoding="utf-8"))
     content["shapes"] = tuple(tuple(shape) for shape in content["shapes"])
     content["shares"] = None if content["shares"] is None else tuple(content["shares"])
     return Workload(**content)
+
+
+def _run(arguments: Sequence[str], errors: Path, limit_s: float) -> int:
+    """The exit code; whatever the script has started (loaders of data) ends with it.
+
+    Its errors go to a file: a pipe would stay open as long as one of those holds it.
+    """
+    with errors.open("wb") as stderr:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "thinwire.planner.script", *arguments],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            start_new_session=True,
+        )
+    try:
+        return process.wait(limit_s)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def _environment() -> dict[str, str]:

@@ -82,6 +82,8 @@ class VirtualMedium:
 
     def __init__(self, clock: Clock, network: Network, hosts: Sequence[int]) -> None:
         self._clock, self._network, self._hosts = clock, network, hosts
+        self._members: tuple[Sequence[int], list[int]] = ((), [])
+        """The ranks of the latest collective and their hosts: most are of the same thousands."""
 
     def now(self) -> float:
         return self._clock.now_s
@@ -96,8 +98,9 @@ class VirtualMedium:
         self._clock.at(here_s, arrived)
 
     def collective(self, what: Round, ranks: Sequence[int], ended: Call) -> None:
-        hosts = [self._hosts[rank] for rank in ranks]
-        self._clock.at(self._network.collective(what, hosts, self._clock.now_s), ended)
+        if ranks is not self._members[0]:
+            self._members = (ranks, [self._hosts[rank] for rank in ranks])
+        self._clock.at(self._network.collective(what, self._members[1], self._clock.now_s), ended)
 
 
 def virtual_world(
