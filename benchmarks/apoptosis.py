@@ -10,9 +10,9 @@ removes the neurons of smallest weights at the same events, down to the size tha
 and gets a new optimizer each time, since it makes new parameters. How soon a metric is reached is seen on
 samples held out of the training data, and so were settings chosen; the test data is looked at once, after the
 last step. Times are to the best metric that the run without apoptosis ever had, as early stopping would keep
-it, and to its last one, less 0.003. It trains with plain PyTorch, without a link. Evaluation is not timed. On a
-CPU, seconds are those of the processor, in one thread: other work on the machine counts little. With --keep DIR
-every training that has ended is kept there, and not made again.
+it, and to its last one, less 0.003. It trains with plain PyTorch, without a link. Evaluation is not timed.
+On a CPU, seconds are those of the processor, in one thread: other work on the machine counts little. With
+--keep DIR every training that has ended is kept there, and not made again.
 """
 
 from __future__ import annotations
