@@ -26,6 +26,7 @@ from thinwire.engine.parts import Part
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.transport import Transport
 from thinwire.errors import PeerDiffers, PeerError, PeerLost
+from thinwire.strategies.base import overrides
 from thinwire.wire.base import Lane
 
 _log = logging.getLogger("thinwire")
@@ -45,10 +46,11 @@ class Place:
     @classmethod
     def of(cls, core: Core) -> Place:
         digest, own = hashlib.sha256(), 0
+        recovers = overrides(core.strategy, "recover")  # then it sees to that itself
         for bucket in core.buckets:
             bucket.undo_()
             for name, leaf in sorted(bucket.leaves.items()):
-                if leaf.on_resize == "same":
+                if leaf.on_resize == "same" and not recovers:
                     digest.update(name.encode() + leaf.data.detach().cpu().contiguous().numpy().tobytes())
                 elif leaf.on_resize == "sum":
                     own += leaf.data.numel()
@@ -157,6 +159,7 @@ class Regrouper:
         core.take_over(
             None if place is None else place.state, package["strategy"], joins=behind[core.lane.rank]
         )
+        core.wait_for(core.recovering())
         self._deal(package["sampler"], facts, giver, agree=agree)
         return self._commit(core, giver.steps)
 
