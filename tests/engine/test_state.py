@@ -193,7 +193,7 @@ def test_another_number_of_workers_takes_over_what_is_the_same_on_all() -> None:
     state.load_fields(here, state.dump(saved, {id(saved.leaf)}), "same")
     assert (here.rate, here.shared.tolist()) == (1.0, [1.0, 1.0])
     assert (here.kept.tolist(), here.numbers, here.by_name) == ([2.0] * 2, [2, 2], {"a": 2.0})
-    state.load_same(None, None)
+    state.load_fields(None, None, "same")
 
 
 def test_plain_state_that_does_not_fit_is_refused_by_place() -> None:

@@ -150,7 +150,9 @@ def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
 
 
 @pytest.mark.parametrize("after", ["0.31", "0.36", "0.41"])
-@pytest.mark.parametrize("strategy", ["gossip-grad:share=0.3", "downpour", "easgd:interval=2", "sasgd:interval=4"])
+@pytest.mark.parametrize(
+    "strategy", ["gossip-grad:share=0.3", "downpour", "easgd:interval=2", "sasgd:interval=4"]
+)
 def test_workers_at_different_steps_go_on_together(tmp_path: Path, strategy: str, after: str) -> None:
     """Who has come furthest says where in the pattern of rounds all go on; it was each by itself before."""
     faults = f"kill:host=0,after={after}", f"kill:host=1,after={after}", "rejoin:host=1,step=8"

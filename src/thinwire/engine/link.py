@@ -30,7 +30,7 @@ from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.parts import Part
-from thinwire.engine.regroup import Place, Regrouper
+from thinwire.engine.regroup import Place, Regrouper, digest_of
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.sharded_reducer import ShardedReducer
@@ -505,6 +505,7 @@ class Link:
         try:
             self._persist(self._finish)
             if self._regrouper is not None:
+                self._note_end(self._regrouper)
                 self._regrouper.world.finish()
             self._transport.wait_for(self._core.leaving())
             self._join_strips()
@@ -527,6 +528,11 @@ class Link:
                 self.average_()
             if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
                 _log.warning(advice)
+
+    def _note_end(self, regrouper: Regrouper) -> None:
+        journal = regrouper.world.journal
+        if journal.is_open:
+            journal.note("ended", generation=self.generation, steps=self.steps, model=digest_of(self._model))
 
     def _join_strips(self) -> None:
         """After strip-owned updates: the optimizers' state, whole again on every worker."""

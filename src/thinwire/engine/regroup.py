@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.elastic.sampler import ElasticSampler
 from thinwire.elastic.world import World
@@ -102,6 +102,8 @@ class Regrouper:
     _rank: int = 0
     _known: list[int] = field(default_factory=list)
     _num_workers: int = 0
+    _done: list[int] = field(default_factory=list)
+    """Batches that each worker of the generation before has done of its share, as all have agreed."""
 
     def form(self, place: Place | None, known: Sequence[int] = ()) -> tuple[Core, Transport]:
         """Join the others in the next generation that lasts; without a place, this worker is new."""
@@ -232,6 +234,7 @@ class Regrouper:
                 done.append(there[rank].taken if there[rank].epoch == giver.epoch else 0)
             else:  # it is lost: what it last said to have done
                 done.append(max(0, steps - giver.since))
+        self._done = done
         if self.sampler is None:
             self.waiting["sampler"] = {**state, "done": done}
         else:
@@ -243,6 +246,19 @@ class Regrouper:
         core.steps = self.since = steps
         self.synced, self._rank, self._id = self.world.generation, core.lane.rank, self.world.me.id
         self._known = [steps] * core.lane.world_size
+        self.world.journal.note(
+            "trains",
+            generation=self.synced,
+            id=self._id,
+            rank=core.lane.rank,
+            world_size=core.lane.world_size,
+            steps=steps,
+            epoch=None if self.sampler is None else self.sampler.epoch,
+            lineage="" if self.world.membership is None else self.world.membership.lineage,
+            agrees=core.strategy.replicas_agree,
+            num_samples=None if self.sampler is None else self.sampler.num_samples,
+            done=self._done,
+        )
         if self.sampler is not None:
             self.sampler.place(core.lane.rank, core.lane.world_size)
         return Place.of(core)
@@ -288,3 +304,13 @@ def _adopt_model(core: Core, package: dict[str, Any]) -> None:
         mine.copy_(theirs)
     for optimizer, state in zip(core.optimizers, package["optimizers"], strict=True):
         optimizer.load_state_dict(state)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of its parameters, bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(
+            local(parameter).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return digest.hexdigest()[:16]

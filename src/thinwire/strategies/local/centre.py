@@ -160,10 +160,11 @@ class CentreStrategy(Strategy):
             if joins:
                 bucket.write_(state.centres[index])
                 state.fetched[index].copy_(state.centres[index])
-            elif pending is not None and state.base == int(bases[source]):
-                if int(counts[state.rank]) > state.answered[index]:
-                    self.counted(pending, index, state)
-        state.base, state.rank = max(0, 1 + int(told.view(wire.world_size, -1)[:, 2:].max())), wire.rank
+                continue
+            same_world = state.base == int(bases[source])
+            if pending is not None and same_world and int(counts[state.rank]) > state.answered[index]:
+                self.counted(pending, index, state)
+        state.base, state.rank = 1 + max(int(column.max()) for column in columns), wire.rank
         self._begin(state, wire)
 
     def instruments(self, state: CentreState) -> Mapping[str, float]:
