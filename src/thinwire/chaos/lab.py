@@ -42,6 +42,8 @@ def run_in_lab(
     )
     outcome = Outcome(folder, Journals(journals), began, seconds=time.time() - began)
     outcome.journals.poll()
+    for host in description.hosts:
+        outcome.sites.setdefault(host.site, []).append(host.index)
     outcome.struck = _struck(result)
     timed_out = result.exit_code == 124
     outcome.ended = [

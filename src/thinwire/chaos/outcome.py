@@ -43,3 +43,9 @@ class Outcome:
     ended: list[Ended] = field(default_factory=list)
     not_reached: Sequence[Fault] = ()
     seconds: float = 0.0
+    sites: dict[int, list[int]] = field(default_factory=dict)
+    """Hosts by site, where there are several."""
+
+    def victims(self, fault: Fault) -> list[int]:
+        """The hosts it happens to."""
+        return [fault.host] if fault.host is not None else self.sites.get(fault.site or 0, [])

@@ -95,13 +95,14 @@ def _never_resumed(told: Sequence[Told]) -> list[str]:
 def _tell(struck: Struck, outcome: Outcome, workers: Sequence[WorkerJournal]) -> Told:
     fault, at = struck.fault, struck.at
     shown, at_s = str(fault), at - outcome.began
-    if fault.kind in ("slow", "heal") or fault.host is None:
+    if fault.kind in ("slow", "heal"):
         return Told(at_s, shown)
-    before = [w for w in workers if w.host == fault.host and w.lines[0].at < at]
     if fault.kind == "rejoin":
         return _tell_join(struck, at_s, workers)
-    ids = before[-1].ids if before else set()
-    others = [w for w in workers if w.host != fault.host]
+    victims = outcome.victims(fault)
+    last = {w.host: w for w in workers if w.host in victims and w.lines[0].at < at}
+    before, others = list(last.values()), [w for w in workers if w.host not in victims]
+    ids = set[str]().union(*(w.ids for w in before))
     missed: dict[int, Line] = {}
     until = at + (fault.seconds or 1e9) + 5.0
     for other in others:
@@ -109,7 +110,7 @@ def _tell(struck: Struck, outcome: Outcome, workers: Sequence[WorkerJournal]) ->
             if line.facts["id"] in ids and at - _EARLY_S <= line.at <= until:
                 missed.setdefault(other.pid, line)
     if not missed:
-        was_in = any(line.at < at for w in before[-1:] for line in w.of("trains"))
+        was_in = any(line.at < at for w in before for line in w.of("trains"))
         how = "forgiven" if fault.kind != "kill" else "the run was over" if was_in else "it was not in"
         return Told(at_s, shown, how=how)
     adopted = [

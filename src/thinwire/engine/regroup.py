@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from thinwire.elastic.sampler import ElasticSampler
 from thinwire.elastic.world import World
 from thinwire.engine.buckets import local
+from thinwire.engine.common_calls import CommonCalls
 from thinwire.engine.core import Core
 from thinwire.engine.parts import Part
 from thinwire.engine.replicas import Replicas, describe
@@ -78,6 +79,12 @@ class _Facts:
     shared: str
     alike: str
     """Digest of model and settings."""
+    calls: int
+    """Common calls that have ended on this worker."""
+    averaged: bool
+    """Whether the last of them left all with one model."""
+    mixed: bool
+    """Whether workers may be at different places of the program."""
 
 
 @dataclass(slots=True)
@@ -94,6 +101,7 @@ class Regrouper:
     waiting: dict[str, Any] = field(default_factory=dict)
     """States of parts that have been received and not been asked for."""
     sampler: ElasticSampler | None = None
+    calls: CommonCalls = field(default_factory=CommonCalls)
     since: int = 0
     """Steps done when the present share of samples was dealt."""
     synced: int = 0
@@ -143,7 +151,7 @@ class Regrouper:
             self._start_alike(core, everyone)
             return self._commit(core, 0)
         self._check_joiners(facts, old)
-        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch))
+        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch, each.calls))
         source = facts.index(giver)
         mine = facts[core.lane.rank]
         agree = core.strategy.replicas_agree
@@ -162,6 +170,9 @@ class Regrouper:
             None if place is None else place.state, package["strategy"], joins=behind[core.lane.rank]
         )
         core.wait_for(core.recovering())
+        if mine.new or mine.calls < giver.calls:
+            self.calls.adopt(package["calls"])
+        self.calls.mixed = any(each.new or each.mixed for each in facts)
         self._deal(package["sampler"], facts, giver, agree=agree)
         return self._commit(core, giver.steps)
 
@@ -174,13 +185,16 @@ class Regrouper:
         # one that was left out and comes back is new, whatever it still holds
         new = place is None or self.world.me.id != self._id
         mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, epoch, taken]
-        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike])
+        calls = [self.calls.done, self.calls.averaged, self.calls.mixed]
+        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike, *calls])
         return [_Facts(*each) for each in told]
 
     @staticmethod
     def _is_behind(each: _Facts, giver: _Facts, *, agree: bool) -> bool:
         """Whether a worker must take over model and optimizer."""
         if each.new or each.shared != giver.shared:
+            return True
+        if each.calls < giver.calls and giver.averaged:
             return True
         return agree and (each.synced, each.steps) != (giver.synced, giver.steps)
 
@@ -201,7 +215,7 @@ class Regrouper:
         assert place is not None, "who gives is not new"
         sampler = None if self.sampler is None else self.sampler.state_dict()
         strategy = place.state if full else {**place.state, "leaves": {}}
-        package: dict[str, Any] = {"strategy": strategy, "sampler": sampler}
+        package: dict[str, Any] = {"strategy": strategy, "sampler": sampler, "calls": self.calls.state()}
         if full:
             package["model"] = [local(t).detach() for t in _model_tensors(core)]
             package["optimizers"] = [optimizer.state_dict() for optimizer in core.optimizers]

@@ -70,6 +70,8 @@ def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Ite
             continue  # what a lost worker has left undone may have been dealt out
         generation = link.generation
         for batch in loader:
+            if not link._begin_step():
+                break
             step = Step(link, batch, sampler)
             yield step
             if not step.entered:
