@@ -2,10 +2,10 @@
 
     python -m benchmarks.elastic --sizes 4 8 16 --trials 3 --minutes 7
 
-Every trial is a lab of its own: P hosts at 1 Gbit/s with a worker each (20 ms steps), and one fault at a moment
-drawn from a seed. Deaths: SIGKILL of one worker, of the first one, of half of them at one moment. Silence
+Every trial is a lab of its own: P hosts at 1 Gbit/s with a worker each (20 ms steps), and one fault at a
+moment drawn from a seed. Deaths: SIGKILL of one worker, of the first one, of half of them at one moment. Silence
 (`silence_s=10`): SIGSTOP of one, the path of one host down, the path of the host of the store down, a
-partition; it lasts 14 s, and whoever was left out joins again. Goes on where it stopped; `--minutes` ends a
+partition; it lasts 12 s, and whoever was left out joins again. Goes on where it stopped; `--minutes` ends a
 portion. Counted with it: samples of all epochs, hangs, models at the end.
 """
 
@@ -31,7 +31,7 @@ STRATEGIES = ("all-reduce", "gossip-grad", "sasgd:interval=4")
 """Of the trials of a cell, in turn."""
 DEATHS = ("kill", "kill the first", "kill half")
 SILENCE = ("freeze", "link down", "link of the store's host down", "partition")
-LASTS_S = 14.0
+LASTS_S = 12.0
 MOST_S = {**dict.fromkeys(DEATHS, 3.0), **dict.fromkeys(SILENCE, 12.0)}
 """What we want to stay below."""
 LIMIT_S = 100.0
@@ -65,7 +65,7 @@ def trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any]:
         uplink="1gbit" if sites else None,
         faults=[str(fault) for fault in faults],
     )
-    seconds = 8.0 if kind in DEATHS else 4.0 + LASTS_S + 12.0
+    seconds = 6.0 if kind in DEATHS else 4.0 + LASTS_S + 9.0
     command = ["-m", "benchmarks.elastic_worker", strategy, str(seconds)]
     os.environ["PYTHONPATH"] = str(ROOT)
     with tempfile.TemporaryDirectory() as folder:
