@@ -3,8 +3,8 @@
     python -m benchmarks.elastic --sizes 4 8 16 --trials 3 --minutes 7
 
 Every trial is a lab of its own: P hosts at 1 Gbit/s with a worker each (20 ms steps), and one fault at a
-moment drawn from a seed. Deaths: SIGKILL of one worker, of the first one, of half of them at one moment. Silence
-(`silence_s=10`): SIGSTOP of one, the path of one host down, the path of the host of the store down, a
+moment drawn from a seed. Deaths: SIGKILL of one worker, of the first one, of half of them at one moment.
+Silence (`silence_s=10`): SIGSTOP of one, the path of one host down, the path of the host of the store down, a
 partition; it lasts 12 s, and whoever was left out joins again. Goes on where it stopped; `--minutes` ends a
 portion. Counted with it: samples of all epochs, hangs, models at the end.
 """
@@ -67,7 +67,7 @@ def trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any]:
     )
     seconds = 6.0 if kind in DEATHS else 4.0 + LASTS_S + 9.0
     command = ["-m", "benchmarks.elastic_worker", strategy, str(seconds)]
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     with tempfile.TemporaryDirectory() as folder:
         report = judge(run_in_lab(command, description, Path(folder), time_limit_s=LIMIT_S))
     told = report.faults
