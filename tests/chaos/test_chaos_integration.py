@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.command import thinwire
+from tests.lab.labs import needs_lab
 from thinwire.chaos.lab import run_in_lab
 from thinwire.chaos.report import judge
 from thinwire.chaos.samples import account
@@ -52,6 +53,7 @@ def split(*, lasts_s: float) -> Description:
 
 @pytest.mark.lab
 @pytest.mark.slow
+@needs_lab
 def test_the_minority_of_a_split_network_stops_and_says_so(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -69,6 +71,7 @@ def test_the_minority_of_a_split_network_stops_and_says_so(
 
 @pytest.mark.lab
 @pytest.mark.slow
+@needs_lab
 def test_a_minority_that_may_go_on_is_a_fork_that_never_merges(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
