@@ -74,7 +74,8 @@ class Churn:
     _wrong: list[str] = field(default_factory=list)
     _readings: list[dict[str, int]] = field(default_factory=list)
     _number: int = 0
-    _killed: set[int] = field(default_factory=set)
+    _journals: Journals = field(init=False)
+    _context: Any = field(init=False)
 
     def run(self, num_faults: int, minutes: float) -> dict[str, Any]:
         dice, began_s = random.Random(self.seed), time.monotonic()
@@ -160,7 +161,6 @@ class Churn:
             os.kill(victim.pid, signal.SIGCONT)
 
     def _kill(self, victim: Any) -> None:
-        self._killed.add(victim.pid)
         os.kill(victim.pid, signal.SIGKILL)
         victim.join()
         self._alive.remove(victim)
