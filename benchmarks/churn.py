@@ -76,7 +76,13 @@ def simulated(num_faults: int, seed: int) -> dict[str, Any]:
         cluster = VirtualCluster(
             description=description, latency_s=0.001, compute_s=0.1, recovery_s=0.5, jitter=0.1
         )
-        settings = {"workers": workers, "epochs": 2, "batch_size": 32, "seed": runs, "device": "cpu"}
+        settings: dict[str, Any] = {
+            "workers": workers,
+            "epochs": 2,
+            "batch_size": 32,
+            "seed": runs,
+            "device": "cpu",
+        }
         place = f"{strategy}, {workers} workers, {faults}"
         try:
             with tempfile.TemporaryDirectory() as folder:

@@ -51,7 +51,8 @@ class Counting(Learner):
 
     @property
     def counts(self) -> Tensor:
-        return self.model["counts"]
+        (counts,) = self.model.parameters()
+        return counts
 
     def draw(self) -> bool:
         hand = self._group.hands[self.host]
@@ -111,7 +112,7 @@ class CountingLearners:
 
     def first_draw(self, host: int) -> None:
         if (before := self.before.pop(host, None)) is not None:
-            self.moved[host] = float((self.learners[host].counts - before).abs().max())
+            self.moved[host] = float((self.learners[host].counts.detach() - before).abs().max())
 
 
 def under(strategy: Strategy, faults: tuple[str, ...]) -> CountingLearners:
@@ -122,10 +123,8 @@ def under(strategy: Strategy, faults: tuple[str, ...]) -> CountingLearners:
     return learners
 
 
-def ids(value: object) -> str | None:
-    return (
-        " ".join(value) if isinstance(value, tuple) else str(value) if isinstance(value, Strategy) else None
-    )
+def ids(value: object) -> str:
+    return " ".join(value) if isinstance(value, tuple) else repr(value)
 
 
 @pytest.mark.parametrize("faults", FAULTS, ids=ids)

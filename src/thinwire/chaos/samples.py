@@ -8,7 +8,7 @@ done itself; of a lost worker, what all agreed it had done: the rest is dealt ag
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,15 @@ def account(workers: Sequence[WorkerJournal], lineage: str = "") -> SampleAccoun
     worlds = _worlds([line for _, line in trains if line.facts["lineage"] == lineage])
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for worker in workers:
-        for step in _counted(worker, worlds, found):
+        for step in _counted(worker, lineage, worlds, found):
             counts[step.epoch].update(step.indices)
-    _judge(workers, counts, worlds, found)
+    carried = {
+        line.facts["epoch"]: line.facts["carried"]
+        for worker in workers
+        for line in _inside(worker, lineage)
+        if line.what == "epoch"
+    }
+    _judge(carried, counts, worlds, found)
     return found
 
 
@@ -72,8 +78,20 @@ def _worlds(lines: Sequence[Line]) -> dict[int, dict[str, Any]]:
     return worlds
 
 
-def _counted(worker: WorkerJournal, worlds: dict[int, dict[str, Any]], found: SampleAccount) -> list[_Step]:
-    steps = _steps(worker, worlds)
+def _inside(worker: WorkerJournal, lineage: str) -> Iterator[Line]:
+    """What a worker noted while it trained in a world of this lineage."""
+    inside = False
+    for line in worker.lines:
+        if line.what == "trains":
+            inside = line.facts["lineage"] == lineage
+        if inside:
+            yield line
+
+
+def _counted(
+    worker: WorkerJournal, lineage: str, worlds: dict[int, dict[str, Any]], found: SampleAccount
+) -> list[_Step]:
+    steps = _steps(_inside(worker, lineage))
     kept = []
     for step in steps:
         after = next((worlds[g] for g in sorted(worlds) if g > step.generation), None)
@@ -96,11 +114,11 @@ def _stays(worker: WorkerJournal, step: _Step, world: dict[str, Any], after: dic
     return step.number < int(after["done"][world["ranks"][id_]])
 
 
-def _steps(worker: WorkerJournal, worlds: dict[int, dict[str, Any]]) -> list[_Step]:
+def _steps(lines: Iterator[Line]) -> list[_Step]:
     steps: list[_Step] = []
     numbers: Counter[tuple[int, int]] = Counter()
-    for line in worker.lines:
-        if line.what == "step" and line.facts["generation"] in worlds:
+    for line in lines:
+        if line.what == "step":
             facts = line.facts
             steps.append(_Step(facts["generation"], facts["epoch"], facts["steps"], facts["indices"]))
         elif line.what == "done" and steps and not steps[-1].done:
@@ -111,18 +129,13 @@ def _steps(worker: WorkerJournal, worlds: dict[int, dict[str, Any]]) -> list[_St
 
 
 def _judge(
-    workers: Sequence[WorkerJournal],
+    carried: dict[int, list[int]],
     counts: dict[int, Counter[int]],
     worlds: dict[int, dict[str, Any]],
     found: SampleAccount,
 ) -> None:
-    carried: dict[int, list[int]] = {}
-    for worker in workers:
-        for line in worker.of("epoch"):
-            if line.facts["generation"] in worlds:
-                carried[line.facts["epoch"]] = line.facts["carried"]
-    num_samples = next(facts["num_samples"] or 0 for facts in worlds.values())
-    num_samples = max([num_samples, *(facts["num_samples"] or 0 for facts in worlds.values())])
+    """Compare with what was due in each epoch that was finished."""
+    num_samples = max(facts["num_samples"] or 0 for facts in worlds.values())
     for epoch in sorted(carried):
         due = Counter(range(num_samples))
         due.update(carried.get(epoch - 1, []))

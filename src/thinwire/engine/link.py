@@ -174,7 +174,7 @@ class Link:
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
 
-        what = ["total", f"link.all_reduce of {len(values)} numbers", len(values)]
+        what: Call = ["total", f"link.all_reduce of {len(values)} numbers", len(values)]
 
         def reduce() -> list[float]:
             with self._together(what[1]):
@@ -189,7 +189,7 @@ class Link:
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
 
-        what = ["gather", "link.all_gather_object", 0]
+        what: Call = ["gather", "link.all_gather_object", 0]
 
         def gather() -> list[Any]:
             with self._together(what[1]):
