@@ -8,7 +8,7 @@ from typing import Any
 
 from thinwire.planner.cluster import Cluster
 from thinwire.planner.predict import CANDIDATES, CEILING, Planner, Prediction
-from thinwire.planner.recommend import BUDGET, Balance, Recommendation, balance, best_of, recommend
+from thinwire.planner.recommend import BUDGET, Balance, Recommendation, balances, best_of, recommend
 from thinwire.planner.workload import Workload
 from thinwire.strategies import registry
 
@@ -74,5 +74,5 @@ def make_plan(
         budget=budget,
         predictions=predictions,
         recommendation=recommend(predictions, workload, budget=budget),
-        balances=tuple(balance(planner, workers) for workers in counts if workers > 1),
+        balances=balances(planner, [workers for workers in counts if workers > 1]),
     )

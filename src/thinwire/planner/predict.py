@@ -96,11 +96,19 @@ class Planner:
         self.workload, self.cluster = workload, cluster
         self._in_kinds = cluster.in_kinds()
         self._networks: dict[int, Network] = {}
+        self._played: dict[tuple[Strategy, int], StepTimes] = {}
+        """Several numbers of workers may be played with one and the same."""
         self.alone_s = workload.compute_s
         """Seconds of a step of the fastest host alone, with nothing attached."""
 
     def play(self, strategy: Strategy, workers: int) -> StepTimes:
-        """Steps of the strategy once it has settled."""
+        """Steps of the strategy once it has settled; played once."""
+        key = settled(strategy), workers
+        if key not in self._played:
+            self._played[key] = self._play(*key)
+        return self._played[key]
+
+    def _play(self, strategy: Strategy, workers: int) -> StepTimes:
         cluster = self._in_kinds
         model = ComputeModel(
             forward_s=self.workload.forward_s,
@@ -109,7 +117,7 @@ class Planner:
             copy_s=0.0 if cluster.copy_bytes_per_s is None else 1 / cluster.copy_bytes_per_s,
             select_s=self._select_s(strategy),
         )
-        return step_times(self.workload.shapes, self.network(workers), settled(strategy), model, steps=2)
+        return step_times(self.workload.shapes, self.network(workers), strategy, model, steps=2)
 
     def network(self, workers: int) -> Network:
         """The network of so many hosts; made once."""
@@ -139,7 +147,7 @@ class Planner:
         """One strategy, as written on a command line, with so many workers."""
         name, given = registry.parse(text)
         strategy = registry.build(name, given)
-        played, note = self._played(strategy, workers)
+        played, note = self._stand_in(strategy, workers)
         timed = self.play(strategy, played)
         spread = self.cluster.spread
         loss = expected(name, registry.resolved(strategy), workers, recipe=self.workload.recipe)
@@ -159,7 +167,7 @@ class Planner:
             note=note,
         )
 
-    def _played(self, strategy: Strategy, workers: int) -> tuple[int, str]:
+    def _stand_in(self, strategy: Strategy, workers: int) -> tuple[int, str]:
         """The number of workers to play for so many, and a remark if it is another."""
         several = self.cluster.uplink_bit_per_s is not None
         if overrides(strategy, "serve") and workers > MOST_ONE_BY_ONE:
