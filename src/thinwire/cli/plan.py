@@ -17,6 +17,7 @@ from thinwire.errors import SettingError, check
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net
+from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
 
@@ -89,8 +90,6 @@ def plan(
         sizes = sizes.with_batch(batch)
     wanted = ", ".join(strategy) if strategy else "all strategies"
     note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
-    from thinwire.planner.plan import make_plan  # which imports torch
-
     if sizes is None and script is not None:
         from thinwire.planner.script import measure_script
 
@@ -100,7 +99,12 @@ def plan(
     elif sizes is None:
         assert recipe is not None
         sizes = measured(recipe, batch, data, device)
-    made = make_plan(sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note)
+    with Beside(sizes, hosts, strategy, counts) as beside:
+        from thinwire.planner.plan import make_plan  # which imports torch
+
+        made = make_plan(
+            sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note, beside=beside
+        )
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
     if proposal is not None:
         from thinwire.report.plans import write_proposal

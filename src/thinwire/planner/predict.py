@@ -7,6 +7,7 @@ take, messages as the strategy really sends them. Nothing of a strategy is state
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -45,6 +46,8 @@ CANDIDATES = (
     "downpour",
     "easgd",
 )
+Plays = dict[tuple[Strategy, int], StepTimes]
+"""Steps of settled strategies by number of workers."""
 MOST_ONE_BY_ONE = 16
 """Workers up to which those are played one by one who talk to whoever listens; nobody waits there, so that
 more of them change nothing for a step."""
@@ -89,6 +92,15 @@ def settled(strategy: Strategy) -> Strategy:
     return cast("Strategy", replace(cast("Any", strategy), **lead_in)) if lead_in else strategy
 
 
+def parts(
+    pairs: Sequence[tuple[Strategy, int]],
+) -> tuple[list[tuple[Strategy, int]], list[tuple[Strategy, int]]]:
+    """The parts of a first and a second process; the first is smaller, since it also looks for balances."""
+    first = [pair for index, pair in enumerate(pairs) if index % 5 < 2]
+    second = [pair for index, pair in enumerate(pairs) if index % 5 >= 2]
+    return first, second
+
+
 class Planner:
     """Plays one workload on one cluster."""
 
@@ -96,17 +108,29 @@ class Planner:
         self.workload, self.cluster = workload, cluster
         self._in_kinds = cluster.in_kinds()
         self._networks: dict[int, Network] = {}
-        self._played: dict[tuple[Strategy, int], StepTimes] = {}
-        """Several numbers of workers may be played with one and the same."""
+        self.plays: Plays = {}
+        """By what was played: several numbers of workers may be played with one and the same."""
         self.alone_s = workload.compute_s
         """Seconds of a step of the fastest host alone, with nothing attached."""
 
     def play(self, strategy: Strategy, workers: int) -> StepTimes:
         """Steps of the strategy once it has settled; played once."""
         key = settled(strategy), workers
-        if key not in self._played:
-            self._played[key] = self._play(*key)
-        return self._played[key]
+        if key not in self.plays:
+            self.plays[key] = self._play(*key)
+        return self.plays[key]
+
+    def play_all(self, pairs: Sequence[tuple[Strategy, int]]) -> None:
+        """Play those that can be played; predictions say why another cannot."""
+        for strategy, workers in pairs:
+            with suppress(SettingError):
+                self.play(strategy, workers)
+
+    def pairs(self, texts: Sequence[str], counts: Sequence[int]) -> list[tuple[Strategy, int]]:
+        """What has to be played for these, each of them once."""
+        strategies = [settled(registry.from_text(text)) for text in texts]
+        found = ((each, self._stand_in(each, workers)[0]) for workers in counts for each in strategies)
+        return list(dict.fromkeys(found))
 
     def _play(self, strategy: Strategy, workers: int) -> StepTimes:
         cluster = self._in_kinds

@@ -179,21 +179,21 @@ def balance(planner: Planner, workers: int, *, near: float | None = None) -> Bal
 def _least_hidden(waits: Callable[[float], float], near: float) -> float | None:
     """The least batch that hides what it waits for, but for `PRECISION`; None: it is above `MOST_TIMES`.
 
-    Each value of `waits` costs a play, so the search makes the most of it. Waits get shorter as batches grow:
-    a batch that is too small tells which is large enough at the latest, and one that is large enough, which
-    is too small. In between, the next guess lies on the line through the last two, and a bit beyond.
+    Each value of `waits` costs a play, so the search makes the most of it. Waits get no longer as batches
+    grow, so what is waited for with one batch says about which batch hides it. Once there are two, the next
+    guess lies on the line through them, and a bit beyond.
     """
-    low, high, guess = LEAST_TIMES, MOST_TIMES, near
+    low, high, times = LEAST_TIMES, MOST_TIMES, near
     last: tuple[float, float] | None = None
     while high > PRECISION * low:
-        times = guess if low < guess < high else math.sqrt(low * high)
+        times = times if low < times < high else math.sqrt(low * high)
         wait = waits(times)
-        over, bound = wait - HIDDEN * times, max(wait / HIDDEN, LEAST_TIMES)
-        low, high = (times, min(bound, high)) if over > 0 else (max(low, bound), times)
-        if last is not None and last[1] != over:
-            guess = times - over * (times - last[0]) / (over - last[1])
-            guess *= math.sqrt(PRECISION) if over > 0 else 1 / math.sqrt(PRECISION)
+        over = wait - HIDDEN * times
+        low, high = (times, high) if over > 0 else (low, times)
+        before, last = last, (times, over)
+        if before is None or before[1] == over:
+            times = math.sqrt(times * max(wait / HIDDEN, LEAST_TIMES))
         else:
-            guess = math.sqrt(times * bound)
-        last = times, over
+            times -= over * (times - before[0]) / (over - before[1])
+            times *= math.sqrt(PRECISION) if over > 0 else 1 / math.sqrt(PRECISION)
     return high if high < MOST_TIMES else None
