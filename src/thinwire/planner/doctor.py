@@ -29,7 +29,7 @@ from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.findings import SLOW, findings
 from thinwire.planner.probe import HostFacts, HostPath, Listener, facts, rounds
-from thinwire.planner.speeds import Speeds, at_once, cluster_from, computing, gather_speeds
+from thinwire.planner.speeds import Speeds, at_once, cluster_from, computing, contention, gather_speeds
 
 MEET_S = 12.0
 """All workers must have come within this."""
@@ -220,6 +220,7 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
     if len({host.machine for host in hosts}) == len(hosts):
         with computing():
             busy = at_once(slowest)
+    lost = contention(slowest, speeds)
     factor = min(1.0, busy.bit_per_s / slowest)
     relative = [each.steps_per_s / max(other.steps_per_s for other in speeds) for each in speeds]
     sites = {site: place for place, site in enumerate(dict.fromkeys(host.site for host in hosts))}
@@ -232,8 +233,9 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
         )
         for host in hosts
     ]
+    uplink = _uplink(hosts, paths) if len(sites) > 1 else None
     return Diagnosis(
-        cluster=cluster_from(kept, busy, speeds, _uplink(hosts, paths) if len(sites) > 1 else None),
+        cluster=cluster_from(kept, busy, speeds, uplink_bit_per_s=uplink, lost=lost),
         hosts=tuple(hosts),
         paths=tuple(paths),
         speeds=tuple(speeds),

@@ -117,6 +117,7 @@ class StepRecorder:
             forward_s=forward_s,
             backward_s=whole_s - forward_s,
             batch=batch,
+            on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )
 
 

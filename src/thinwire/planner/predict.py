@@ -133,15 +133,31 @@ class Planner:
         return list(dict.fromkeys(found))
 
     def _play(self, strategy: Strategy, workers: int) -> StepTimes:
+        if not self.workload.on_processor:
+            return self._play_for(self.workload, strategy, workers)
+        crowded = self.workload.times(self._in_kinds.crowd)
+        timed = self._play_for(crowded, strategy, workers)
+        taken_s = self._in_kinds.processor_s_per_byte * self._hidden_bytes(timed, workers)
+        if not taken_s:
+            return timed
+        return self._play_for(crowded.times(1 + taken_s / crowded.compute_s), strategy, workers)
+
+    def _hidden_bytes(self, timed: StepTimes, workers: int) -> float:
+        """Bytes of a step that travel while its worker computes: where it waits, its processor rests."""
+        slowest = min(host.rate_bit_per_s for host in self.network(workers).description.hosts)
+        sending_s = 8 * timed.sent_bytes / slowest
+        return timed.sent_bytes * max(0.0, 1 - timed.exposed_s / sending_s) if sending_s else 0.0
+
+    def _play_for(self, workload: Workload, strategy: Strategy, workers: int) -> StepTimes:
         cluster = self._in_kinds
         model = ComputeModel(
-            forward_s=self.workload.forward_s,
-            backward_s=self.workload.backward_s,
-            shares=self.workload.shares,
+            forward_s=workload.forward_s,
+            backward_s=workload.backward_s,
+            shares=workload.shares,
             copy_s=0.0 if cluster.copy_bytes_per_s is None else 1 / cluster.copy_bytes_per_s,
             select_s=self._select_s(strategy),
         )
-        return step_times(self.workload.shapes, self.network(workers), strategy, model, steps=2)
+        return step_times(workload.shapes, self.network(workers), strategy, model, steps=2)
 
     def network(self, workers: int) -> Network:
         """The network of so many hosts; made once."""

@@ -23,7 +23,7 @@ HIDDEN = 0.05
 EXACT = ("all-reduce", "all-reduce:overlap=forward")
 LEAST_TIMES, MOST_TIMES = 1e-4, 1e5
 """The smallest and largest batch that is looked for, over that of the workload."""
-PRECISION = 1.03
+PRECISION = 1.05
 """Of the batch that is found."""
 
 
@@ -147,10 +147,12 @@ class Balance:
 
 
 def balances(planner: Planner, counts: Sequence[int]) -> tuple[Balance, ...]:
-    """For each number of workers; the search begins at what was found for the one before."""
+    """For each number of workers; the search begins where those before it lead to."""
     found = list[Balance]()
     for workers in counts:
-        found.append(balance(planner, workers, near=found[-1].times if found else None))
+        near = [each.times for each in found if each.times is not None]
+        growth = near[-1] / near[-2] if len(near) > 1 else 1.0
+        found.append(balance(planner, workers, near=near[-1] * growth if near else None))
     return tuple(found)
 
 

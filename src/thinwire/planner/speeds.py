@@ -25,6 +25,8 @@ SPEED_S = 0.3
 COPIED, SELECTED = 1 << 22, 1 << 22
 """Numbers that are copied, and selected from."""
 LEAST_SPREAD = 0.03
+CROWDED = 1.05
+"""Less is no sharing of cores, but how much measurements vary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +55,8 @@ def gather_speeds(same: Sequence[bool], turns: int | None = None) -> list[Speeds
     return [Speeds(**each) for each in gathered]
 
 
-def _own_speeds() -> Speeds:
+def _reference_step() -> Callable[[], None]:
+    """A step of a small training, on the processor."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(64, 256)
@@ -63,6 +66,11 @@ def _own_speeds() -> Speeds:
         model(batch).square().mean().backward()
         optimizer.step()
 
+    return step
+
+
+def _own_speeds() -> Speeds:
+    step = _reference_step()
     source = torch.randn(COPIED)
     target, residual = torch.empty_like(source), torch.zeros(SELECTED)
     layout = SparseLayout(capacity=SELECTED // 1000)
@@ -173,17 +181,66 @@ def at_once(slowest_bit_per_s: float) -> AtOnce:
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Contention:
+    """What computing on the processor loses to others."""
+
+    crowd: float
+    """Times longer that a step takes while all workers compute than alone: above 1 where they share cores."""
+    byte_s: float
+    """Processor time that sending a byte, and receiving one meanwhile, takes from computing."""
+
+
+def contention(bit_per_s: float, alone: Sequence[Speeds]) -> Contention:
+    """All workers compute, with and without a ring on the wire by turns; the middle of tries and workers."""
+    step, world_size = _reference_step(), dist.get_world_size()
+    share = 2 * (world_size - 1) / world_size
+    numbers = torch.zeros(max(world_size, int(LARGE_S * bit_per_s / 8 / share / 4)))
+    own_steps_per_s, crowds, bytes_s = alone[dist.get_rank()].steps_per_s, list[float](), list[float]()
+    step()
+    for _ in range(TRIES):
+        plain_per_s, _ = _steps_beside(step, lambda: time.sleep(LARGE_S))
+        busy_per_s, taken_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
+        crowds.append(own_steps_per_s / plain_per_s)
+        bytes_s.append((1 - busy_per_s / plain_per_s) * taken_s / (share * numbers.nbytes))
+    found: list[Any] = [None] * world_size
+    dist.all_gather_object(found, (statistics.median(crowds), statistics.median(bytes_s)))
+    crowd, byte_s = (statistics.median(values) for values in zip(*found, strict=True))
+    return Contention(crowd=crowd if crowd > CROWDED else 1.0, byte_s=max(0.0, byte_s))
+
+
+def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:
+    """Steps per second beside some work of another thread, and how long that took; on all workers at once."""
+    other = threading.Thread(target=work)
+    dist.barrier()
+    began_s, count = time.perf_counter(), 0
+    other.start()
+    while other.is_alive():
+        step()
+        count += 1
+    taken_s = time.perf_counter() - began_s
+    other.join()
+    return count / taken_s, taken_s
+
+
 def cluster_of(bit_per_s: float, speeds: Sequence[Speeds]) -> Cluster:
     """Equal hosts that emulate accelerators, as in the lab, whose paths are shaped to this rate."""
     found = at_once(bit_per_s)
     hosts = [ClusterHost(name=f"host{rank}", rate_bit_per_s=found.bit_per_s) for rank in range(len(speeds))]
-    return cluster_from(hosts, found, speeds, None)
+    return cluster_from(hosts, found, speeds)
 
 
 def cluster_from(
-    hosts: Sequence[ClusterHost], found: AtOnce, speeds: Sequence[Speeds], uplink_bit_per_s: float | None
+    hosts: Sequence[ClusterHost],
+    found: AtOnce,
+    speeds: Sequence[Speeds],
+    *,
+    uplink_bit_per_s: float | None = None,
+    lost: Contention | None = None,
 ) -> Cluster:
     return Cluster(
+        crowd=1.0 if lost is None else lost.crowd,
+        processor_s_per_byte=0.0 if lost is None else lost.byte_s,
         hosts=tuple(hosts),
         latency_s=found.latency_s,
         hop_s=found.hop_s,

@@ -27,6 +27,8 @@ class Workload:
     """Samples per worker and step; None: not known."""
     num_steps: int | None = None
     """Steps of the whole training with one worker; None: not known."""
+    on_processor: bool = False
+    """Whether it computes where bytes are sent and received too."""
     recipe: str | None = None
     """The recipe it is from, whose measured accuracy counts most."""
 
