@@ -2,9 +2,9 @@
 
     python -m benchmarks.plan_scripts
 
-Per rate: `thinwire doctor` in the lab, then each script alone for some steps (`measure_script`), then each
-unchanged script with each strategy on all hosts of the lab, where only the times of its optimizer's steps are
-looked at. Nothing is fitted to them.
+Per rate: `thinwire doctor` in the lab, then each script for some steps on its own, as many at once as
+there are hosts on this machine (`measure_script`), then each unchanged script with each strategy on all hosts
+of the lab, where only the times of its optimizer's steps are looked at. Nothing is fitted to them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from thinwire.planner.script import measure_script
 
 SCRIPTS = (
     "examples/char_gpt.py --steps 60",
+    "examples/imagenet.py --epochs 3 --batch 128",
     "examples/imagenet.py --epochs 3",
     "benchmarks/resnet20.py --steps 40",
 )
@@ -71,7 +72,7 @@ def measure(rate: str, hosts: int, scripts: list[str], strategies: list[str]) ->
     lab, rows = describe(hosts=hosts, rate=rate), list[dict[str, Any]]()
     cluster = examine(lab)
     for script in scripts:
-        workload = measure_script(shlex.split(script))
+        workload = measure_script(shlex.split(script), at_once=cluster.workers_per_machine)
         planner = Planner(workload, cluster)
         for strategy in strategies:
             command = ("benchmarks.plan_scripts", "--inside", *shlex.split(script), "--strategy", strategy)
@@ -100,15 +101,16 @@ def main() -> None:
         worker(arguments.inside[0], arguments.inside[1:])
         return
     file, rows = result_file("plan_scripts", trial=arguments.trial), list[dict[str, Any]]()
+    path = Path()
     lists = arguments.scripts.split(";"), arguments.strategies.split(",")
     for rate in arguments.rates.split(","):
         rows += measure(rate, arguments.hosts, *lists)
         path = file.save({}, rows=rows)
-    print_head("rate", "script", "strategy", "alone", "predicted", "measured", "error")
+    print_head("rate", "script", "strategy", "computing", "predicted", "measured", "error")
     for row in rows:
         times = [f"{1e3 * row[name]:.1f} ms" for name in ("compute_s", "predicted_s", "measured_s")]
         error = f"{100 * (row['predicted_s'] / row['measured_s'] - 1):+.1f} %"
-        print_row(row["rate"], row["script"].split()[0], row["strategy"], *times, error)
+        print_row(row["rate"], row["script"], row["strategy"], *times, error)
     note(f"saved {path}")
 
 

@@ -73,6 +73,24 @@ raise ValueError("no data")
             time.sleep(0.05)
 
 
+def test_several_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """None of them rests before all have been timed: those that come late find all others at work."""
+    text = TRAIN.replace(
+        "while True:",
+        f"""
+import fcntl, pathlib
+lock = pathlib.Path({str(tmp_path / "lock")!r}).open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+first = not pathlib.Path({str(tmp_path / "first")!r}).exists()
+pathlib.Path({str(tmp_path / "first")!r}).touch()
+fcntl.flock(lock, fcntl.LOCK_UN)
+time.sleep(0 if first else 1)
+while True:""",
+    ).replace("time.sleep(0.02)", "time.sleep(0.02 if first else 0.05)")
+    found = measure_script([written(tmp_path, text)], at_once=2)
+    assert found.backward_s >= 0.05  # the slowest counts
+
+
 def test_no_script() -> None:
     with pytest.raises(SettingError, match="script must be a file"):
         measure_script(["nowhere.py"])

@@ -93,8 +93,10 @@ def plan(
     if sizes is None and script is not None:
         from thinwire.planner.script import measure_script
 
-        note(f"{script}: running it for some steps on this machine, with one thread ...")
-        sizes = measure_script(shlex.split(script))
+        at_once = hosts.workers_per_machine  # in a lab all workers compute on one machine
+        times = f", {at_once} at once" if at_once > 1 else ""
+        note(f"{script}: running it for some steps on this machine, with one thread{times} ...")
+        sizes = measure_script(shlex.split(script), at_once=at_once)
         sizes = sizes if batch is None else replace(sizes, batch=batch)
     elif sizes is None:
         assert recipe is not None

@@ -133,14 +133,13 @@ class Planner:
         return list(dict.fromkeys(found))
 
     def _play(self, strategy: Strategy, workers: int) -> StepTimes:
-        if not self.workload.on_processor:
+        if not self.workload.on_processor or not self._in_kinds.processor_s_per_byte:
             return self._play_for(self.workload, strategy, workers)
-        crowded = self.workload.times(self._in_kinds.crowd)
-        timed = self._play_for(crowded, strategy, workers)
+        timed = self._play_for(self.workload, strategy, workers)
         taken_s = self._in_kinds.processor_s_per_byte * self._hidden_bytes(timed, workers)
         if not taken_s:
             return timed
-        return self._play_for(crowded.times(1 + taken_s / crowded.compute_s), strategy, workers)
+        return self._play_for(self.workload.times(1 + taken_s / self.workload.compute_s), strategy, workers)
 
     def _hidden_bytes(self, timed: StepTimes, workers: int) -> float:
         """Bytes of a step that travel while its worker computes: where it waits, its processor rests."""

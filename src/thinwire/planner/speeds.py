@@ -25,8 +25,6 @@ SPEED_S = 0.3
 COPIED, SELECTED = 1 << 22, 1 << 22
 """Numbers that are copied, and selected from."""
 LEAST_SPREAD = 0.03
-CROWDED = 1.05
-"""Less is no sharing of cores, but how much measurements vary."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,32 +179,23 @@ def at_once(slowest_bit_per_s: float) -> AtOnce:
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Contention:
-    """What computing on the processor loses to others."""
+def processor_s_per_byte(bit_per_s: float) -> float:
+    """What sending a byte, and receiving one meanwhile, takes from computing on the processor.
 
-    crowd: float
-    """Times longer that a step takes while all workers compute than alone: above 1 where they share cores."""
-    byte_s: float
-    """Processor time that sending a byte, and receiving one meanwhile, takes from computing."""
-
-
-def contention(bit_per_s: float, alone: Sequence[Speeds]) -> Contention:
-    """All workers compute, with and without a ring on the wire by turns; the middle of tries and workers."""
+    All workers compute, with and without a ring on the wire by turns; the middle of tries and workers.
+    """
     step, world_size = _reference_step(), dist.get_world_size()
     share = 2 * (world_size - 1) / world_size
     numbers = torch.zeros(max(world_size, int(LARGE_S * bit_per_s / 8 / share / 4)))
-    own_steps_per_s, crowds, bytes_s = alone[dist.get_rank()].steps_per_s, list[float](), list[float]()
+    taken = list[float]()
     step()
     for _ in range(TRIES):
         plain_per_s, _ = _steps_beside(step, lambda: time.sleep(LARGE_S))
-        busy_per_s, taken_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
-        crowds.append(own_steps_per_s / plain_per_s)
-        bytes_s.append((1 - busy_per_s / plain_per_s) * taken_s / (share * numbers.nbytes))
+        busy_per_s, busy_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
+        taken.append((1 - busy_per_s / plain_per_s) * busy_s / (share * numbers.nbytes))
     found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, (statistics.median(crowds), statistics.median(bytes_s)))
-    crowd, byte_s = (statistics.median(values) for values in zip(*found, strict=True))
-    return Contention(crowd=crowd if crowd > CROWDED else 1.0, byte_s=max(0.0, byte_s))
+    dist.all_gather_object(found, statistics.median(taken))
+    return max(0.0, statistics.median(found))
 
 
 def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:
@@ -236,11 +225,12 @@ def cluster_from(
     speeds: Sequence[Speeds],
     *,
     uplink_bit_per_s: float | None = None,
-    lost: Contention | None = None,
+    processor_s_per_byte: float = 0.0,
+    workers_per_machine: int = 1,
 ) -> Cluster:
     return Cluster(
-        crowd=1.0 if lost is None else lost.crowd,
-        processor_s_per_byte=0.0 if lost is None else lost.byte_s,
+        processor_s_per_byte=processor_s_per_byte,
+        workers_per_machine=workers_per_machine,
         hosts=tuple(hosts),
         latency_s=found.latency_s,
         hop_s=found.hop_s,
