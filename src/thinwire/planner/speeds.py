@@ -195,7 +195,7 @@ def processor_s_per_byte(bit_per_s: float) -> float:
         taken.append((1 - busy_per_s / plain_per_s) * busy_s / (share * numbers.nbytes))
     found: list[Any] = [None] * world_size
     dist.all_gather_object(found, statistics.median(taken))
-    return max(0.0, statistics.median(found))
+    return max(0.0, float(statistics.median(found)))
 
 
 def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:
