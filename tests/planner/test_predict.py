@@ -143,7 +143,7 @@ def test_help_and_sizes_answer_at_once() -> None:
         (("--params", "1e6", "--compute", "0s"), "compute must be above 0 seconds"),
         (("--net", "resnet50", "--rate", "-5mbit"), "rate must be a bandwidth"),
         (("--net", "resnet50", "--cluster", "nowhere.json"), "nowhere.json cannot be read"),
-        (("--net", "resnet50", "--workers", "20000"), "workers must be at most 10,000"),
+        (("--net", "resnet50", "--workers", "20000"), "workers must be 2 to 10,000"),
         (("--net", "resnet50", "--accuracy-budget", "-1"), "accuracy budget must be 0 or more"),
         (("--net", "resnet50", "--strategy", "topkk"), "strategy must be one of"),
     ],

@@ -142,6 +142,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:  # the last line is what the user is shown
+        sys.exit(error.message)
     sys.stdout.flush()
     os._exit(0)  # threads and process groups of the script are not waited for
