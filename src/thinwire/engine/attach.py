@@ -164,8 +164,8 @@ def attach(
         rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
         rebuild(core)
         transport.core = core
-        tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
-        if tells and (advice := strategy.advice(num_steps or 0)):
+        tells = lane.rank == 0 < lane.world_size - 1
+        if tells and (advice := strategy.advice(num_steps, lane.world_size)):
             _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)
         if apoptosis is not None:

@@ -525,7 +525,8 @@ class Link:
             self.synchronize()
             if self._mixes and self._mean_at != self._core.steps:
                 self.average_()
-            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+            told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
+            if self._advises and self.rank == 0 and advice != told:
                 _log.warning(advice)
 
     def _join_strips(self) -> None:

@@ -127,7 +127,7 @@ class AutoStrategy(Strategy):
         state.buckets = buckets
         for each in state.states:
             if isinstance(each, LocalState):
-                each.residuals = _residuals(state)
+                each.backlogs = _residuals(state)
         return state
 
     async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
@@ -167,7 +167,7 @@ class AutoStrategy(Strategy):
         if not overrides(_options()[index], "mix"):
             return
         mean = bucket.read()
-        if isinstance(state.states[index], LocalState):  # changes that others have not seen yet
+        if isinstance(state.states[index], LocalState):  # changes of all that were not passed on yet
             residual = _residuals(state)[bucket.index]
             mean[: residual.numel()].add_(residual)
             residual.zero_()

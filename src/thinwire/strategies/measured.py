@@ -39,6 +39,26 @@ class Measured:
     source: str
 
 
+def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
+    """The row that lost most of those with these settings and the nearest number of workers, as points.
+
+    >>> costs("gossip-grad", 16, share=0.1).workers
+    16
+    >>> costs("gossip-grad", 16, share=0.123)
+    """
+    rows = [
+        row
+        for row in table()
+        if row.strategy == strategy
+        and row.metric == "accuracy"
+        and row.error <= RESOLVED
+        and settings.items() <= row.settings.items()
+    ]
+    nearest = min((abs(row.workers - workers) for row in rows), default=0)
+    found = [row for row in rows if abs(row.workers - workers) == nearest]
+    return max(found, key=lambda row: row.loss, default=None)
+
+
 @functools.cache
 def table() -> tuple[Measured, ...]:
     """The rows that come with this version."""

@@ -54,8 +54,11 @@ class Among(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Everyone:
-    """The mean over all workers, the same bits on all; small tensors travel as they are. What a codec does not
-    show of a worker's changes stays in its own parameters, and so is part of its next changes."""
+    """The mean over all workers, the same bits on all; small tensors travel as they are.
+
+    What a codec does not show of a worker's changes stays in its own parameters, and so is part of its next
+    changes.
+    """
 
     def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         return Weight(1.0) if progress is None else progress.agree(wire)

@@ -2,8 +2,8 @@
 
 With a codec every worker owns a region of the vector. All send their changes there, encoded; the owner adds
 them up and sends the sum to everyone, encoded again. So a worker sends the same number of bytes however many
-workers there are. Nothing is lost: what a worker has not shown it keeps, what an owner has not passed on waits
-in its backlog, and both together plus P times all that was ever returned are the sum of all changes.
+workers there are. Nothing is lost: what a worker has not shown it keeps, what an owner has not passed on
+waits in its backlog; both together, plus P times all that was ever returned, are the sum of all changes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ async def mean_(moved: Tensor, wire: Wire) -> None:
 
 
 async def encoded_mean_(moved: Tensor, backlog: Tensor, codec: Codec, wire: Wire) -> Tensor:
-    """Overwrite `moved` with an estimate of its mean; gives the part of its own that this worker has not shown.
+    """Overwrite `moved` with an estimate of its mean; gives what of its own this worker has not shown.
 
     `backlog`, as long as `moved`, keeps the sums that this worker as an owner has not passed on.
     """
