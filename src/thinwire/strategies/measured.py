@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
-"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
+"""Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
+FAR = 4.0
+"""Standard errors."""
 
 Settings = Mapping[str, object]
 
@@ -37,6 +39,13 @@ class Measured:
     """Standard error of that difference."""
     seeds: int
     source: str
+    adaptive: bool = False
+    """Whether it was trained with an optimizer that scales every parameter's steps, such as AdamW."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it shows more than chance; if not, it counts for its own recipe only."""
+        return self.error <= RESOLVED or self.loss > FAR * self.error
 
 
 def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
@@ -51,7 +60,7 @@ def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
         for row in table()
         if row.strategy == strategy
         and row.metric == "accuracy"
-        and row.error <= RESOLVED
+        and row.is_resolved
         and settings.items() <= row.settings.items()
     ]
     nearest = min((abs(row.workers - workers) for row in rows), default=0)
@@ -62,6 +71,4 @@ def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
 @functools.cache
 def table() -> tuple[Measured, ...]:
     """The rows that come with this version."""
-    names = {field.name for field in fields(Measured)}
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
-    return tuple(Measured(**{name: row[name] for name in names}) for row in rows)
+    return tuple(Measured(**row) for row in json.loads(TABLE.read_text(encoding="utf-8"))["rows"])
