@@ -84,7 +84,7 @@ def spacing(most_lost: float) -> int:
     >>> [spacing(most_lost) for most_lost in (2.0, 8.0, 70.0)]
     [1, 2, 20]
     """
-    steps = (digit * 10**exponent for exponent in range(9) for digit in (1, 2, 5))
+    steps = (digit * int(10**exponent) for exponent in range(9) for digit in (1, 2, 5))
     return next(step for step in steps if most_lost / step <= MOST_LINES)
 
 

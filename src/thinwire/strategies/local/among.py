@@ -75,6 +75,7 @@ class Everyone:
         kept = moved.new_zeros(0)
         if part.codec is not None and part.backlog is not None and border:
             kept = await encoded_mean_(moved[:border], part.backlog, part.codec, wire)
+            kept.mul_(1 / part.scale if part.scale else 0.0)  # of what does not count nothing stays
         if sampled:
             state.note_distance(own - _square(moved), _square(part.anchor))
         state.outer.step_(part.anchor, moved, part.velocity)
