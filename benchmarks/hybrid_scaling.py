@@ -78,5 +78,3 @@ def show_scaling(measured: Mapping[tuple[str, int], float]) -> list[dict[str, An
             speeds = ["-" if each is None else f"{each:.1f}x" for each in (row["paper"], row["lab"])]
             print_row(name, nodes, minibatch, *speeds, *(f"{each:.1f}x" for each in row["predicted"]))
     return found
-
-
