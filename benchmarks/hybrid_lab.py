@@ -44,7 +44,7 @@ from thinwire.parallel.volumes import divisors
 START_BITS_PER_S = 1e9
 """While a model is handed out to all workers, which is not timed."""
 WARM_UP_STEPS = 1
-DDP, SHARDED, AUTO = "ddp", "data, sharded", "auto"
+DDP, SHARDED, AUTO = "ddp", "sharded", "auto"
 BYTES_WORKERS, BYTES_SCALE = 4, Scale(shrink=2, speed=4.0)
 
 
