@@ -66,7 +66,7 @@ def show_scaling(measured: Mapping[tuple[str, int], float]) -> list[dict[str, An
         for nodes in sorted({*(nodes for net, nodes in measured if net == name), *paper, 64, 128}):
             published = paper.get(nodes)
             minibatch = published.minibatch if published else NETS[name].minibatch
-            row = {
+            row: dict[str, Any] = {
                 "net": name,
                 "nodes": nodes,
                 "minibatch": minibatch,
