@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import UsageError
-from thinwire.parallel.batches import EqualBatches
+from thinwire.errors import PeerLost, UsageError
+from thinwire.parallel.batches import GONE_HINT, EqualBatches
 
 Move = Callable[[Tensor], Tensor]
 
@@ -109,9 +109,9 @@ class ActivationGroup:
         try:
             operation()
         except RuntimeError as error:
-            raise UsageError(
+            raise PeerLost(
                 f"{self.layer}: its group could not pass on activations of shape {tuple(x.shape)}: {error}",
-                hint="another worker of the group is gone: look for the first error among all workers",
+                hint=GONE_HINT,
             ) from error
 
 

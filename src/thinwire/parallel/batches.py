@@ -16,8 +16,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from thinwire.errors import UsageError
+from thinwire.errors import PeerLost, UsageError
 
+GONE_HINT = "another worker of the group is gone: look for the first error among all workers"
 _MOST_DIMS = 8
 
 
@@ -62,7 +63,7 @@ class EqualBatches:
         if self._arriving is not None:
             work, everyones = self._arriving
             self._arriving = None
-            work.wait()
+            _wait(work)
             self._inputs = tuple(everyones.tolist())
 
     def _compare(self, layer: str, x: Tensor) -> None:
@@ -70,7 +71,7 @@ class EqualBatches:
         padded = dims + [0] * (_MOST_DIMS - len(dims))
         mine = torch.tensor([*padded, len(dims), crc32(str(x.dtype).encode())], device=self._device)
         everyones = mine.new_empty(len(self._ranks) * mine.numel())
-        self._group._allgather_base(everyones, mine).wait()
+        _wait(self._group._allgather_base(everyones, mine))
         told = everyones.view(len(self._ranks), -1).tolist()
         if all(each == told[0] for each in told):
             return
@@ -85,3 +86,10 @@ class EqualBatches:
             f"{layer}: the workers of its group have inputs of different types, here {x.dtype}",
             hint="use the same dtype, or the same autocast, on all workers",
         )
+
+
+def _wait(work: Any) -> None:
+    try:
+        work.wait()
+    except RuntimeError as error:
+        raise PeerLost(f"a group could not compare its workers' batches: {error}", hint=GONE_HINT) from error
