@@ -99,10 +99,10 @@ def scaled(sharded: bool, overflow_at: int) -> tuple[dict[str, Tensor], list[flo
     def overflow(gradient: Tensor) -> Tensor:
         if number != overflow_at or dist.get_rank() != 1:
             return gradient
-        assert isinstance(gradient, DTensor)
-        return DTensor.from_local(  # type: ignore[no-any-return]  # torch has no types for it
-            gradient.to_local() * math.inf, gradient.device_mesh, gradient.placements, run_check=False
-        )
+        wrong = gradient.clone()
+        assert isinstance(wrong, DTensor)
+        wrong.to_local().fill_(math.inf)
+        return wrong
 
     model.get_parameter("classifier.0.weight").register_hook(overflow)
     with tw.attach(model, optimizer, tw.AllReduce(), sharded=sharded) as link:
