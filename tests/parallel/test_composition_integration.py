@@ -158,6 +158,12 @@ def everything(folder: Path) -> dict[str, Any]:
         found["strategies"][name] = under(strategy)
     found["bfloat16"] = in_bfloat16()
     found["scaled"] = [scaled(sharded, 2) for sharded in (False, True)]
+    model = split(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tw.attach(model, optimizer, tw.GossipGraD()) as link:
+        told = r"cannot hold classifier.0.weight, which is split, under GossipGraD.* whose replicas differ"
+        with pytest.raises(tw.errors.UsageError, match=told):
+            tw.Checkpoint(folder / "gossip", link=link, model=model, optimizer=optimizer)
     resumed(folder, 2, False, 2)
     resumed(folder, 1, True, 4)
     return found
