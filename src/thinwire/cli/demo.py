@@ -72,14 +72,16 @@ def _examined(study: Study) -> Cluster:
         file = Path(folder) / "cluster.json"
         command = ("-m", "thinwire", "doctor", "--out", str(file))
         try:
-            ended = run(Job(description=lab, command=command, time_limit_s=DOCTOR_S))
+            ended = run(Job(description=lab, command=command, time_limit_s=DOCTOR_S, prefix=False))
         except UsageError as error:
             note(f"   there is no lab here ({error.message}): the rate is taken as stated")
             return stated(lab, latency_s=LATENCY_S)
         if ended.exit_code != 0 or not file.exists():
             note("   the doctor has failed: the rate is taken as stated")
             return stated(lab, latency_s=LATENCY_S)
-        return Cluster.load(file)
+        found = Cluster.load(file)
+    # The recipe is timed on all of them at once, and the slowest counts: no other speed comes on top.
+    return replace(found, hosts=tuple(replace(host, speed=1.0) for host in found.hosts))
 
 
 def _timed(study: Study) -> Workload:
