@@ -59,10 +59,12 @@ def demo(out: options.Out = None) -> None:
     predicted[BASELINE] = predicted[EXACT]
     trained = list(dict.fromkeys([BASELINE, chosen, *OTHERS]))[:4]
     note("3. the training, each of them for real:")
-    folder = carry_out(DEMO, trained, out)
+    folder = carry_out(DEMO, trained, out, prints=False)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
     typer.echo(_sentence(chosen, predicted, found))
+    page = folder / "report.html"
+    typer.echo(f"The trainings, drawn: {page if page.exists() else folder}")
 
 
 def _examined(study: Study) -> Cluster:
