@@ -283,6 +283,7 @@ def _refuse_split_replicas(model: nn.Module, link: Link) -> None:
     """Replicas that differ are saved by each worker, which has only a part of a split layer."""
     if name := next((name for name, p in model.named_parameters() if local(p) is not p), ""):
         raise UsageError(
-            f"a checkpoint cannot hold {name}, which is split, under {link.strategy!r}, whose replicas differ",
-            hint="keep tw.parallel.full_state_dict(model), or use a strategy whose replicas agree, as AllReduce",
+            f"a checkpoint cannot hold {name}, which is split, under {link.strategy!r}, "
+            "whose replicas differ",
+            hint="keep tw.parallel.full_state_dict(model), or use a strategy such as AllReduce",
         )
