@@ -24,10 +24,11 @@ from thinwire.elastic.keys import KEY_BYTES, read_key
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
-from thinwire.errors import PeerError, PeerLate, PeerLost, SettingError, check
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
 from thinwire.wire.control import own_address
 from thinwire.wire.process_group import ProcessGroupLane, connect_members
+from thinwire.wire.tls.files import Contexts
 
 _log = logging.getLogger("thinwire")
 
@@ -67,8 +68,12 @@ class Elastic:
 class World:
     """One worker's place in an elastic world, generation after generation."""
 
-    def __init__(self, settings: Elastic, *, timeout_s: float, silence_s: float) -> None:
+    def __init__(
+        self, settings: Elastic, *, timeout_s: float, silence_s: float, tls: Contexts | None = None
+    ) -> None:
+        """`tls`: what the payload travels by; None: Gloo."""
         self._settings, self._timeout_s, self._silence_s = settings, timeout_s, silence_s
+        self._tls = tls
         self.generation = 0
         """The newest one that was tried."""
         self.membership: Membership | None = None
@@ -102,7 +107,9 @@ class World:
             self.generation = found.generation
             try:
                 self._lane = self._form(found)
-            except PeerLost as error:
+            except (PeerLost, PeerDiffers) as error:
+                if isinstance(error, PeerDiffers) and self.membership is None:
+                    raise  # it is this worker that nobody can connect to: it has another certificate
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
                 continue
             self.membership = found
@@ -160,6 +167,7 @@ class World:
             timeout_s=self._timeout_s,
             silence_s=self._silence_s,
             lost=lost,
+            tls=self._tls,
         )
 
     def _moved_on(self, generation: int) -> bool:
