@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from torch.distributed import HashStore
+from torch._C._distributed_c10d import HashStore
 
 from thinwire.wire.tls.backend import TlsBackend
 from thinwire.wire.tls.files import Contexts, load, make

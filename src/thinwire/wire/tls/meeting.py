@@ -6,6 +6,7 @@ the other side has looked at its certificate. The door is closed when all have c
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import secrets
@@ -29,7 +30,7 @@ _HELLO_S = 5.0
 """For a handshake; a port scanner gets no more of our time."""
 _MOST_GUESTS = 64
 """Handshakes under way at one time."""
-_LOOK_S = 0.1
+_PAUSE_S = 0.01
 _WELCOME = b"!"
 
 
@@ -57,15 +58,17 @@ class Door:
 
     def close(self) -> None:
         self._open = False
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
         self._socket.close()
 
     def _accept(self) -> None:
-        self._socket.settimeout(_LOOK_S)
         while self._open:
             try:
                 connection, address = self._socket.accept()
-            except OSError:
+            except OSError:  # closed, or no descriptors are left
+                time.sleep(_PAUSE_S)
                 continue
             if self._guests >= _MOST_GUESTS:
                 connection.close()
