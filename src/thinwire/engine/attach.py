@@ -38,6 +38,7 @@ from thinwire.errors import UsageError, check, check_count, check_one_of, check_
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
+from thinwire.wire.patience import Patience
 from thinwire.wire.process_group import connect
 from thinwire.wire.tls.files import TLS
 from thinwire.wire.watch import SILENCE_S
@@ -156,6 +157,9 @@ def attach(
         world = World(given_elastic, timeout_s=timeout_s, silence_s=silence_s, tls=tls)
         regrouper = Regrouper(world, make_core, settings, timeout_s)
         core, transport = regrouper.form(None)
+        if core.lane.rank == 0:
+            # the level that is shown to those who have not set up logging
+            _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
         return Link(core, transport, lambda core: cut(core, {}, bucket_bytes), regrouper=regrouper)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         lane: Lane = connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
@@ -171,6 +175,8 @@ def attach(
         rebuild(core)
         transport.core = core
         tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
+        if lane.rank == 0 < lane.world_size - 1:
+            _log.info(Patience(silence_s).describe(timeout_s, elastic=False))
         if tells and (advice := strategy.advice(num_steps or 0)):
             _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)

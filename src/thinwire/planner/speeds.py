@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from thinwire.compress.select import prepare, select_
 from thinwire.compress.sparse import SparseLayout, new_message
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.probe import quickest
+from thinwire.wire.values import gather_values
 
 SMALL, LARGE_S, TRIES = 8, 0.25, 5
 """Numbers in a message that only shows latency; seconds that a transfer should take; tries of each."""
@@ -48,9 +48,7 @@ def gather_speeds(same: Sequence[bool], turns: int | None = None) -> list[Speeds
         if turn == sum(same[:rank]):
             own = _own_speeds()
         dist.barrier()
-    gathered: list[Any] = [None] * len(same)
-    dist.all_gather_object(gathered, asdict(own))
-    return [Speeds(**each) for each in gathered]
+    return [Speeds(**each) for each in gather_values(asdict(own))]
 
 
 def _own_speeds() -> Speeds:
