@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from torch.distributed.distributed_c10d import PrefixStore
 
+from benchmarks.strangers import random_value
 from thinwire.elastic.handshake import Stranger, answer_door
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
@@ -166,6 +167,44 @@ def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogC
     assert a.roster.membership.generation == 1
     told = [record for record in caplog.records if "refused a connection" in record.message]
     assert len(told) == 1, "one address, one line"
+
+
+def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    a, _ = world.start(2)
+    for source in ["127.0.0.1"] * 3 + ["127.0.0.9"] * 3:
+        socket.create_connection(("127.0.0.1", a.me.port), source_address=(source, 0)).close()
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "refused a connection" in each.getMessage()]
+
+    wait_until(lambda: told() and not a._guests)
+    assert len(told()) == 1
+    assert "127.0.0.9" in told()[0]
+
+
+def test_nonsense_from_a_holder_of_the_key_stops_nobody(world: World) -> None:
+    """10,000 messages with fields of any kind: what makes no sense is dropped."""
+    a, b = world.start(2)
+    generator, guest = random.Random(0), Member("guest", "127.0.0.1", 5)
+    channel = answer_door(socket.create_connection(("127.0.0.1", a.me.port)), guest, KEY)
+    channel.socket.setblocking(True)
+    kinds = ["roster", "set", "members", "probe", "heard", "relay", "relayed", "beat", "accept", "\u0000"]
+    votes = ["prepare", "accept", "promise", "accepted", "refused", "decided", "behind", "at"]
+    for _ in range(10_000):
+        vote = ["run", generator.choice([0, 1, 2, 1 << 70]), generator.choice(votes)]
+        fields = [random_value(generator) for _ in range(generator.randrange(4))]
+        body = [*vote, *fields] if generator.random() < 0.5 else fields
+        assert channel.send([generator.choice(kinds), *generator.choice([fields, [body], ["w1", body]])])
+    a.publish(1, "key", b"value")
+    assert b.published(1, ["key"], SOON_S) == [b"value"]
+    wait_until(lambda: a._heard_s.get("guest", 0) > 0)
+    channel.socket.close()
+    wait_until(lambda: "guest" not in a._channels)
+    assert a._thread.is_alive()
+    assert b._thread.is_alive()
 
 
 def test_a_recorded_handshake_does_not_open_the_door(world: World) -> None:

@@ -4,6 +4,7 @@ generation.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -86,7 +87,7 @@ class World:
             hint = "give the key file of the running world, in Elastic(key_file=...) or THINWIRE_KEY_FILE"
             if key is None:
                 raise SettingError("joining a world needs its key", hint=hint)
-            self._peers = self._open_door(_route_to(addresses[0]), "j" + secrets.token_hex(2), key)
+            self._peers = self._open_door(_route_to(addresses), "j" + secrets.token_hex(2), key)
             self._peers.join(addresses)
         else:
             self._start(key)
@@ -225,7 +226,7 @@ class World:
             raise PeerLate(f"workers {missing} have not attached in {self._timeout_s:g} s") from error
 
     def _start_alone(self, key: bytes | None) -> None:
-        address = _route_to(("192.0.2.1", 9)) if key is not None else "127.0.0.1"
+        address = _route_to([("192.0.2.1", 9)]) if key is not None else "127.0.0.1"
         self._peers = self._open_door(address, "w0", key or secrets.token_bytes(KEY_BYTES))
         self._peers.start(Membership(1, (self.me,), secrets.token_hex(4)))
 
@@ -254,12 +255,12 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _route_to(address: tuple[str, int]) -> str:
-    """The address by which this host reaches another one."""
-    try:
-        family, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
+def _route_to(addresses: Sequence[tuple[str, int]]) -> str:
+    """The address by which this host reaches the first of some others whose name is known."""
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            family, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # sends nothing
+                return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -100,7 +100,7 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
             absent = sorted(set(range(world_size)) - set(channels) - {rank})
             waited_s = timeout_s + min(0.0, time.monotonic() - deadline)
             raise PeerLate(
-                f"worker {rank} has waited {waited_s:.3g} s for workers {absent} to attach",
+                f"worker {rank} has waited {round(waited_s, 1):g} s for workers {absent} to attach",
                 rank=absent[0],
                 hint=f"see the output of that worker, and whether it can be reached from here ({error})",
             ) from error
