@@ -71,8 +71,9 @@ def train(rank: int, port: int, folder: str, steps: int, wire: str, tell: Connec
     with tw.attach(model, optimizer, tw.AllReduce(), elastic=True, wire=chosen) as link:
         host, door = link.address.rsplit(":", 1)
         tell.send(("at", (host, int(door)), os.getpid()))
+        sampler = link.sampler(len(data), batch_size=4)
         for _ in link.epochs(1):
-            for step in link.each_step(link.sampler(len(data), batch_size=4)):
+            for step in link.each_step(sampler):
                 began_s = time.perf_counter()
                 with step as batch:
                     time.sleep(STEP_S)

@@ -99,7 +99,7 @@ def use_everything(folder: Path) -> list[str]:
         assert link.all_gather_object({"rank": link.rank}) == [{"rank": 0}, {"rank": 1}]
         with tw.Checkpoint(folder, link=link, model=model, optimizer=optimizer) as checkpoint:
             checkpoint.save(3)
-            checkpoint.wait()
+        with tw.Checkpoint(folder, link=link, model=model, optimizer=optimizer) as checkpoint:
             assert checkpoint.load() is not None
     assert gather_values(["site", torch.distributed.get_rank()]) == [["site", 0], ["site", 1]]
     return looked_up

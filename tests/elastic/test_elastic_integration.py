@@ -129,12 +129,13 @@ def test_over_tls_they_die_and_join_and_another_certificate_stays_out(tmp_path: 
     key = make_key(tmp_path)
     make(tmp_path / "run.pem", days=1)
     make(tmp_path / "other.pem", days=1)
-    with Workers(3, Job(num_epochs=8, key_file=key, wire="tls")) as workers:
+    with Workers(3, Job(num_epochs=20, key_file=key, wire="tls")) as workers:
         workers.wait_for(2, "step", 3)
         wrong = workers.join(contact=1, THINWIRE_TLS_FILE=str(tmp_path / "other.pem"))
         assert "do not accept each other's certificate" in workers.wait_for(wrong, "error")[1]
         workers.signal(0, signal.SIGKILL)
         new = workers.join(contact=1)
+        workers.wait_for(new, "step", 1)
         stories = workers.stories([1, 2, new])
     assert {story.world_size for story in stories} == {3}
     assert len({story.digest for story in stories}) == 1

@@ -245,11 +245,33 @@ def test_who_connects_waits_until_it_is_let_in(contexts: Contexts, monkeypatch: 
     in_threads(lambda rank: ended[rank].close(), 2)
 
 
+def test_who_is_turned_away_for_a_moment_comes_again(
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at a door where too many have come at once."""
+    turned_away, worker_of = set[bytes](), Door._worker_of
+
+    def turn_away(self: Door, line: bytes) -> int:
+        if line not in turned_away:
+            turned_away.add(line)
+            raise ConnectionError("too many")
+        return worker_of(self, line)
+
+    monkeypatch.setattr(Door, "_worker_of", turn_away)
+    monkeypatch.setattr(meeting, "_told", set[str]())
+    with meshes(3, contexts):
+        assert len(turned_away) == 6
+
+
 def test_strangers_do_not_get_in(
-    contexts: Contexts, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    contexts: Contexts,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Noise, a port scanner, another certificate, none, and the right one with another meeting's token."""
     caplog.set_level(logging.WARNING)
+    monkeypatch.setattr(meeting, "_told", set[str]())
     other, store = load(make_certificate(tmp_path)), HashStore()
     nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     nameless.check_hostname, nameless.verify_mode = False, ssl.CERT_NONE

@@ -32,6 +32,8 @@ from thinwire.wire.process_group import ProcessGroupLane, connect_members
 from thinwire.wire.tls.files import Contexts
 
 _log = logging.getLogger("thinwire")
+_LEAVES_S = 0.5
+"""For a joiner that has been refused to be gone, before the others connect anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,14 +111,21 @@ class World:
             try:
                 self._lane = self._form(found)
             except (PeerLost, PeerDiffers) as error:
-                if isinstance(error, PeerDiffers) and self.membership is None:
-                    raise  # it is this worker that nobody can connect to: it has another certificate
+                if isinstance(error, PeerDiffers):
+                    self._blame_joiner(error)
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
                 continue
             self.membership = found
             if self._moved_on(found.generation):  # before there was a lane to end
                 self._lane.abort(PeerLost("the workers have changed"))
             return self._lane
+
+    def _blame_joiner(self, error: PeerDiffers) -> None:
+        """Nobody can connect to a worker with another certificate: whoever is new has it, and leaves."""
+        if self.membership is None:
+            raise error
+        _log.warning("a worker that joins cannot be connected: %s", error.message)
+        time.sleep(_LEAVES_S)
 
     @property
     def known_steps(self) -> list[int]:

@@ -25,7 +25,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
 from thinwire.wire.backend import Connected, Pool, Source, has_world, own_pools, pool, start_world
 from thinwire.wire.base import Buffer, Peer, Status
@@ -403,7 +403,7 @@ def connect_members(
         return _connected_lane(ranks, watch, timeout_s, own)
 
     try:
-        return _within(_MEET_S + 10, meet, lambda: lost() or (watches[0].lost if watches else None))
+        return _within(_MEET_S + 10, meet, lambda: (watches[0].lost if watches else None) or lost())
     except BaseException:
         own.abort()
         own_pools.remove(own)
@@ -450,6 +450,8 @@ def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerErro
         waiters.stop()
     if results:
         return results[0]
+    if errors and isinstance(errors[0], PeerDiffers):  # that others leave because of it says less
+        raise errors[0]
     if cause is not None:
         raise cause from (errors[0] if errors else None)
     if errors:

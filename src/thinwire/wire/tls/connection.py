@@ -113,8 +113,6 @@ class Sender:
 
     def join(self, deadline_s: float) -> None:
         self._thread.join(deadline_s)
-        if not self._thread.is_alive():
-            self._connection.close()
 
     def _run(self) -> None:
         try:
@@ -131,6 +129,7 @@ class Sender:
             self._say_goodbye()
         except (OSError, ValueError) as error:  # ValueError: an ssl object that was closed
             self._broken(str(error) or type(error).__name__)
+        self._connection.close()
 
     def _next(self) -> Outgoing | None:
         """The message that has its turn."""

@@ -20,6 +20,22 @@ _MAKE = "make one with `thinwire keys new --tls FILE.key`, and copy it to every 
 _SUFFIX = ".pem"
 _CURVE = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
 
+_CONFIG = """
+[req]
+distinguished_name = name
+x509_extensions = authority
+[name]
+[authority]
+basicConstraints = critical,CA:TRUE
+keyUsage = critical,keyCertSign
+subjectKeyIdentifier = hash
+[worker]
+basicConstraints = critical,CA:FALSE
+keyUsage = critical,digitalSignature
+extendedKeyUsage = serverAuth,clientAuth
+"""
+"""Of our own: that of the host may be missing, or say something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
@@ -106,18 +122,14 @@ def make(path: Path, *, days: int) -> None:
         raise DataError(f"{path} exists", hint="name another file, or remove it first")
     with tempfile.TemporaryDirectory(prefix="thinwire-") as made:
         folder = Path(made)
-        (folder / "extensions").write_text(
-            "basicConstraints=critical,CA:FALSE\nkeyUsage=critical,digitalSignature\n"
-            "extendedKeyUsage=serverAuth,clientAuth\n"
-        )
-        lasts = ["-days", str(days)]
-        usage = ["-addext", "keyUsage=critical,keyCertSign"]
-        names = [[*_CURVE, "-subj", f"/CN=thinwire {each}"] for each in ("run authority", "worker")]
-        extended = ["-extfile", "extensions"]
+        (folder / "config").write_text(_CONFIG)
+        config, lasts = ["-config", "config"], ["-days", str(days)]
         signer = ["-CA", "authority.pem", "-CAkey", "authority.key", "-CAcreateserial"]
+        names = [[*_CURVE, "-subj", f"/CN=thinwire {each}"] for each in ("run authority", "worker")]
+        extended = ["-extfile", "config", "-extensions", "worker"]
         for words in (
-            ["req", "-x509", *names[0], *lasts, *usage, "-keyout", "authority.key", "-out", "authority.pem"],
-            ["req", "-new", *names[1], "-keyout", "worker.key", "-out", "request.pem"],
+            ["req", "-x509", *config, *names[0], *lasts, "-keyout", "authority.key", "-out", "authority.pem"],
+            ["req", "-new", *config, *names[1], "-keyout", "worker.key", "-out", "request.pem"],
             ["x509", "-req", "-in", "request.pem", *signer, *lasts, *extended, "-out", "worker.pem"],
         ):
             _openssl(folder, *words)

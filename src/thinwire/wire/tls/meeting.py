@@ -30,8 +30,11 @@ _HELLO_S = 5.0
 """For a handshake; a port scanner gets no more of our time."""
 _MOST_GUESTS = 64
 """Handshakes under way at one time."""
-_PAUSE_S = 0.01
+_PAUSE_S, _RETRY_S = 0.01, 0.1
 _WELCOME = b"!"
+_MOST_TOLD = 1000
+_told: set[str] = set()
+"""Addresses of strangers in the log of this process; every change of the workers has doors of its own."""
 
 
 @dataclass
@@ -50,14 +53,14 @@ class Door:
         self.port: int = self._socket.getsockname()[1]
         self.came: dict[int, ssl.SSLSocket] = {}
         self.changed = threading.Condition()
-        self._strangers: set[str] = set()
         self._guests = 0
         self._open = True
         self._thread = threading.Thread(target=self._accept, name="thinwire-tls-door", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._open = False
+        with self.changed:
+            self._open = False
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._thread.join()
@@ -85,8 +88,10 @@ class Door:
             worker = self._worker_of(_read_line(secured))
             secured.sendall(_WELCOME)
             with self.changed:
-                if not self._open or worker in self.came:
-                    raise ConnectionError("it has come before")
+                if not self._open:
+                    raise ConnectionError("the door is closed")
+                if worker in self.came:  # it has given up that one
+                    self.came[worker].close()
                 self.came[worker] = secured
                 self.changed.notify_all()
         except (OSError, ValueError) as error:
@@ -103,8 +108,8 @@ class Door:
         raise ConnectionError("it is no worker of this meeting")
 
     def _note_stranger(self, address: str, error: Exception) -> None:
-        if self._open and address not in self._strangers:
-            self._strangers.add(address)
+        if self._open and address not in _told and len(_told) < _MOST_TOLD:
+            _told.add(address)
             _log.warning("refused a TLS connection from %s: %s; told once per address", address, error)
 
 
@@ -117,12 +122,14 @@ def meet(store: Store, rank: int, world_size: int, contexts: Contexts, timeout_s
     errors: list[PeerError] = []
 
     def reach(other: int, host: str, port: int, token: str) -> None:
-        try:
-            connection = _connect(host, port, token, rank, contexts.client, deadline)
-        except OSError as error:
-            errors.append(_blame(other, host, error))
-        else:
-            outgoing[other] = connection
+        while other not in outgoing and not errors:
+            try:
+                outgoing[other] = _connect(host, port, token, rank, contexts.client, deadline)
+            except OSError as error:
+                if _is_refusal(error) or time.monotonic() + _RETRY_S > deadline:
+                    errors.append(_blame(other, host, error))
+                else:
+                    time.sleep(_RETRY_S)  # too many are at its door
         with door.changed:
             door.changed.notify_all()
 
@@ -192,9 +199,15 @@ def _connect(
     return secured
 
 
+def _is_refusal(error: OSError) -> bool:
+    """Whether one side does not accept the other's certificate."""
+    alert = isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")
+    return alert or isinstance(error, ssl.SSLCertVerificationError)
+
+
 def _blame(other: int, host: str, error: OSError) -> PeerError:
-    if isinstance(error, ssl.SSLError):
-        reason = getattr(error, "verify_message", "") or error.reason or str(error)
+    if _is_refusal(error):
+        reason = getattr(error, "verify_message", "") or getattr(error, "reason", "")
         return PeerDiffers(
             f"worker {other} at {host} and this worker do not accept each other's certificate: {reason}",
             rank=other,
