@@ -93,7 +93,8 @@ def use_everything(folder: Path) -> list[str]:
 
     model, optimizer = model_and_optimizer()
     sys.addaudithook(hear)  # for good: the process is of this test alone
-    with tw.attach(model, optimizer, tw.GTopK(density=0.1)) as link:
+    # a strategy without Numba, which keeps its compiled functions as pickles, on this machine alone
+    with tw.attach(model, optimizer, tw.AllReduce()) as link:
         for step in range(3):
             step_once(model, optimizer, step, link.rank)
         assert link.all_gather_object({"rank": link.rank}) == [{"rank": 0}, {"rank": 1}]

@@ -9,6 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -98,6 +99,25 @@ def test_whoever_knows_the_key_may_join(world: World) -> None:
     new.join([("127.0.0.1", 1), ("127.0.0.1", members[1].me.port)])
     assert new.next_membership(0).ids == ["w0", "w1", "w2", "new"]
     wait_for_members([*members, new], ["w0", "w1", "w2", "new"])
+    members[0].stop()
+    wait_for_members([*members[1:], new], ["w1", "w2", "new"])
+
+
+def test_who_joins_does_not_wait_for_one_that_has_died_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, new = world.start(3), world.make("new")
+    connect_all = new._connect_all
+
+    def hear_of_a_dead_one(membership: object) -> None:
+        monkeypatch.undo()
+        found = Membership.from_json(membership)
+        dead = Member("dead", "127.0.0.1", 1)
+        connect_all(replace(found, members=(*found.members, dead)).to_json())
+
+    monkeypatch.setattr(new, "_connect_all", hear_of_a_dead_one)
+    new.join([("127.0.0.1", members[1].me.port)])
+    wait_until(lambda: len(new._world or ()) == 4 and len(new._channels) == 3)
     members[0].stop()
     wait_for_members([*members[1:], new], ["w1", "w2", "new"])
 

@@ -281,6 +281,8 @@ class PeerConnections:
         self._published = [each for each in self._published if each[1] >= found.generation]
         self._values = {key: value for key, value in self._values.items() if key[0] >= found.generation}
         self._connect_missing()
+        for id_ in set(self._channels) - set(found.ids):  # who joins waits for those that it was told of
+            self._send(id_, ["members", found.to_json()])
         self._news.append(found)
         self._poke()
         self.changed.notify_all()
