@@ -200,7 +200,7 @@ def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(
     def told() -> list[str]:
         return [each.getMessage() for each in caplog.records if "refused a connection" in each.getMessage()]
 
-    wait_until(lambda: told() and not a._guests)
+    wait_until(lambda: bool(told()) and not a._guests)
     assert len(told()) == 1
     assert "127.0.0.9" in told()[0]
 
