@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -192,9 +191,7 @@ def processor_s_per_byte(bit_per_s: float) -> float:
         plain_per_s, _ = _steps_beside(step, lambda: time.sleep(LARGE_S))
         busy_per_s, busy_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
         taken.append((1 - busy_per_s / plain_per_s) * busy_s / (share * numbers.nbytes))
-    found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, statistics.median(taken))
-    return max(0.0, float(statistics.median(found)))
+    return max(0.0, float(statistics.median(gather_values(statistics.median(taken)))))
 
 
 def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:
