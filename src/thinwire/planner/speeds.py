@@ -20,6 +20,8 @@ from thinwire.wire.values import gather_values
 
 SMALL, LARGE_S, TRIES = 8, 0.25, 5
 """Numbers in a message that only shows latency; seconds that a transfer should take; tries of each."""
+LEAST_MESSAGE_BYTES = 8192
+"""Of a ring whose bandwidth is measured."""
 SPEED_S = 0.3
 """Of each measurement of a worker alone."""
 COPIED, SELECTED = 1 << 22, 1 << 22
@@ -164,7 +166,9 @@ def at_once(slowest_bit_per_s: float) -> AtOnce:
     hop_s, _ = _median_s(lambda: _ring_s(few, 1), 4 * TRIES)
     latency_s, _ = _median_s(lambda: _neighbours(few, into), 4 * TRIES)
     parts = 4
-    count = max(parts, int(LARGE_S * slowest_bit_per_s / 8 / share / 4) // parts * parts)
+    # on a slow wire it takes longer: of messages that are too small, headers would be a large part
+    least, itemsize = world_size * parts * LEAST_MESSAGE_BYTES, few.element_size()
+    count = int(max(least, LARGE_S * slowest_bit_per_s / 8 / share)) // itemsize // parts * parts
     numbers = torch.ones(count)
     whole_s, spread = _median_s(lambda: _ring_s(numbers, parts), TRIES)
     # The parts are under way together: the hops of one hide behind the bytes of the others.
