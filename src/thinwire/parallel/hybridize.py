@@ -20,6 +20,7 @@ from thinwire.parallel.network import Network, measure_network
 from thinwire.parallel.plan import HybridPlan, LayerPlan
 from thinwire.parallel.volumes import divisors
 from thinwire.wire.backend import has_world, start_world
+from thinwire.wire.values import gather_values
 
 
 def hybridize(
@@ -179,9 +180,7 @@ def _layer_plan(
 
 def _warn_of_sites(groups: int, num_workers: int) -> None:
     """Activations are waited for in every layer: a group should not span a thin uplink."""
-    mine = os.environ.get("THINWIRE_SITE", "")
-    sites: list[Any] = [None] * num_workers
-    dist.all_gather_object(sites, mine)
+    sites = [str(site) for site in gather_values(os.environ.get("THINWIRE_SITE", ""))]
     size = num_workers // groups
     for group in range(groups):
         members = sites[group * size : (group + 1) * size]
