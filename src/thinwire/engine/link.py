@@ -136,7 +136,7 @@ class Link:
     @property
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
-        return any(group.ranks is not None for group in self._core.groups)
+        return self._core.has_groups
 
     @property
     def sharded(self) -> bool:
