@@ -277,6 +277,7 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
     samples, validation, test = load(work.problem, folder, device)
     length = min(len(samples), work.samples or len(samples))
     epochs, per_epoch = work.epochs or problem.epochs, length // problem.batch
+    warm_up(problem, samples, device)
     torch.manual_seed(seed)
     trainer = Trainer(problem, work.method, device, per_epoch * epochs, work.goal)
     full, seconds, sent = count(trainer.model), 0.0, 0.0
@@ -300,6 +301,16 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
     run.steps = trainer.done
     run.event_s, run.events = trainer.event_s, trainer.events()
     return run
+
+
+def warm_up(problem: Problem, samples: TensorSamples, device: torch.device) -> None:
+    """Have libraries loaded and memory taken before anything is timed: the first training pays for it."""
+    model = problem.model().to(device)
+    optimizer = problem.optimizer(model)
+    inputs, targets = samples.take(np.arange(problem.batch))
+    for _ in range(3):
+        problem.loss(model(inputs), targets).backward()
+        optimizer.step()
 
 
 def _now(device: torch.device) -> float:

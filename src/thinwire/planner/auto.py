@@ -18,15 +18,18 @@ from thinwire.planner.predict import Planner
 from thinwire.planner.workload import FORWARD_SHARE, Workload
 from thinwire.strategies import registry
 from thinwire.strategies.base import SAME, Bucket, Strategy, overrides
+from thinwire.strategies.local.base import LocalState
 from thinwire.strategies.settings import check_types
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.units import as_rate, as_seconds
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, training_thread
 
-OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "gtopk")
-"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate, and no two
-of them keep state of the same name."""
+OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle:momentum=0.0", "gtopk")
+"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate. The last
+two share their residuals, which are empty whenever one of them begins."""
+ADAPTIVE = "exp_avg_sq"
+"""The average that optimizers such as AdamW keep, and SGD does not."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
 """Numbers that are sent to measure the wire: a part of the model's, within bounds."""
 EQUAL = 0.05
@@ -124,6 +127,9 @@ class AutoStrategy(Strategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> AutoState:
         state = AutoState([option.init(buckets, wire) for option in _options()])
         state.buckets = buckets
+        for each in state.states:
+            if isinstance(each, LocalState):
+                each.backlogs = _residuals(state)
         return state
 
     async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
@@ -150,15 +156,26 @@ class AutoStrategy(Strategy):
                 await self._consider(state, wire)
             state.ready.finish()
         await state.ready
-        left = None if state.leaving is None else _options()[state.leaving]
-        if left is not None and overrides(left, "mix"):
-            mean = bucket.read()
-            await wire.all_reduce_(mean)
-            await training_thread()
-            bucket.write_(mean.div_(wire.world_size))
-        option = _options()[state.pick]
-        if overrides(option, "mix"):
-            await option.mix(bucket, state.states[state.pick], wire)
+        if state.leaving is not None:
+            await self._leave(bucket, state, state.leaving, wire)
+        option, own = _options()[state.pick], state.states[state.pick]
+        if state.leaving is not None and isinstance(own, LocalState):
+            own.anchors[bucket.index].copy_(bucket.read())  # its first round is the next step's
+        elif overrides(option, "mix"):
+            await option.mix(bucket, own, wire)
+
+    async def _leave(self, bucket: Bucket, state: AutoState, index: int, wire: Wire) -> None:
+        """All workers take the mean of their parameters, where the strategy they leave let these differ."""
+        if not overrides(_options()[index], "mix"):
+            return
+        mean = bucket.read()
+        if isinstance(state.states[index], LocalState):  # changes of all that were not passed on yet
+            residual = _residuals(state)[bucket.index]
+            mean[: residual.numel()].add_(residual)
+            residual.zero_()
+        await wire.all_reduce_(mean)
+        await training_thread()
+        bucket.write_(mean.div_(wire.world_size))
 
     # -- choosing -----------------------------------------------------------------------------------
 
@@ -203,7 +220,7 @@ class AutoStrategy(Strategy):
         times = {
             index: planner.play(option, world_size).step_s
             for index, option in enumerate(_options())
-            if not state.banned[index] and self._allowed(OPTIONS[index], option, world_size)
+            if not state.banned[index] and self._allowed(OPTIONS[index], option, state, world_size)
         }
         best = min(times, key=lambda index: times[index])
         # exact SGD wins among equals, and so does what is used already
@@ -212,8 +229,9 @@ class AutoStrategy(Strategy):
                 return index
         return best
 
-    def _allowed(self, text: str, option: Strategy, world_size: int) -> bool:
-        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size)
+    def _allowed(self, text: str, option: Strategy, state: AutoState, world_size: int) -> bool:
+        adaptive = ADAPTIVE in state.buckets[0].optimizer_state
+        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size, adaptive=adaptive)
         return loss is not None and loss.loss <= self.accuracy_budget
 
     def _switch(self, state: AutoState, pick: int, *, tell: bool) -> None:

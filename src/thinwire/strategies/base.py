@@ -172,8 +172,9 @@ class Strategy(Protocol):
         not simply a leaf with on_resize="same". Whoever joins has the leaves of the furthest worker."""
         return
 
-    def advice(self, num_steps: int) -> str:
-        """A warning for somebody who trains this many steps with these settings; mostly none."""
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        """A warning for somebody who trains this many steps (None: nobody knows yet) on so many workers with
+        these settings; mostly none."""
         return ""
 
     def instruments(self, state: Any) -> Mapping[str, float]:
