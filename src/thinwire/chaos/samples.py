@@ -48,7 +48,8 @@ class _Step:
 
 
 def account(workers: Sequence[WorkerJournal], lineage: str = "") -> SampleAccount:
-    """The account of one lineage: by default that of the first generation."""
+    """The account of one lineage: by default that of the first generation. What a fork did before it was one
+    belongs to the other."""
     trains = [(each, line) for each in workers for line in each.of("trains")]
     found = SampleAccount()
     if not trains:
