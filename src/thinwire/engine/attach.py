@@ -169,7 +169,7 @@ def attach(
             _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)
         if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers)
+            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
         return link
     except BaseException:
         transport.stop()
