@@ -44,7 +44,7 @@ def test_a_later_rise_undoes_nothing() -> None:
     pace = RemovalPace(adaptive=True)
     assert [check(pace, loss) for loss in (3.0, 2.0, 1.0)] == ["remove", "remove", "wait"]
     assert check(pace, 9.0) == "wait"
-    assert pace.strength == 1.25
+    assert pace.strength == 1.5
 
 
 def test_a_saved_pace_goes_on_where_it_was() -> None:
