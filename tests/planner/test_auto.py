@@ -82,6 +82,20 @@ def test_nothing_is_lost_on_a_switch(option: int) -> None:
         assert torch.allclose(weight, expected, rtol=1e-9, atol=1e-9)
 
 
+def test_residuals_of_one_are_not_those_of_another() -> None:
+    """From top-k to trickle and back, over steps in which both keep a lot to themselves."""
+    strategy, steps = Picks(measure_steps=4, reconsider_every=4), 22
+    trickle, gtopk = (OPTIONS.index(text) for text in ("trickle:momentum=0.0", "gtopk"))
+    _order[:] = [gtopk, trickle, gtopk, 0, 0]
+    results = run_threads(WORLD, lambda lane: train(lane, strategy, steps))
+    pulls = [
+        torch.randn(32, 64, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+        for rank in range(WORLD)
+    ]
+    for weight, _ in results:
+        assert torch.allclose(weight, -steps * torch.stack(pulls).mean(0), rtol=1e-9, atol=1e-9)
+
+
 def state_with(**values: Any) -> AutoState:
     state = AutoState([None] * len(OPTIONS))
     for name, value in values.items():
@@ -90,7 +104,7 @@ def state_with(**values: Any) -> AutoState:
 
 
 def test_a_pick_that_was_wrong_is_taken_back() -> None:
-    strategy, steps_s = tw.AutoStrategy(), [1.0, 0.0, 0.0, 0.0]
+    strategy, steps_s = tw.AutoStrategy(), [1.0, *[0.0] * (len(OPTIONS) - 1)]
     state = state_with(pick=2, before=0, steps_s=steps_s, bit_per_s=1e8)
     pick = strategy._choose(state, None, [0.1, 1.5, 1e-4, 1e-8])  # type: ignore[arg-type]  # no wire is used
     assert pick == 0
@@ -109,11 +123,11 @@ def test_another_bandwidth_gives_every_option_a_new_chance(monkeypatch: pytest.M
     class OnlySize:
         world_size = 4
 
-    state = state_with(pick=0, banned=[False, False, True, False], bit_per_s=1e9)
+    state = state_with(pick=0, banned=[False, False, True, False, False], bit_per_s=1e9)
     wire: Any = OnlySize()
     assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.5, 1e-4, 1 / 9e8]) == 2
     assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.5, 1e-4, 1 / 1e8]) == 2
-    assert seen == [[False, False, True, False], [False] * 4]
+    assert seen == [[False, False, True, False, False], [False] * 5]
 
 
 @pytest.mark.parametrize("field", ["accuracy_budget", "measure_steps", "reconsider_every"])

@@ -44,7 +44,7 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     ("text", "words"),
     [
         ("raise ValueError('no data')", "failed with exit code 1 before it could be timed.*no data"),
-        ("print('done')", "nothing to time|ended before it could be timed"),
+        ("print('done')", "timed: train.py made 0 optimizer steps: there is nothing to time\nhint"),
         ("import sys; sys.exit(3)", "failed with exit code 3"),
     ],
 )
@@ -71,6 +71,24 @@ raise ValueError("no data")
     with suppress(FileNotFoundError):
         while Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z":
             time.sleep(0.05)
+
+
+def test_several_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    """None of them rests before all have been timed: those that come late find all others at work."""
+    text = TRAIN.replace(
+        "while True:",
+        f"""
+import fcntl, pathlib
+lock = pathlib.Path({str(tmp_path / "lock")!r}).open("w")
+fcntl.flock(lock, fcntl.LOCK_EX)
+first = not pathlib.Path({str(tmp_path / "first")!r}).exists()
+pathlib.Path({str(tmp_path / "first")!r}).touch()
+fcntl.flock(lock, fcntl.LOCK_UN)
+time.sleep(0 if first else 1)
+while True:""",
+    ).replace("time.sleep(0.02)", "time.sleep(0.02 if first else 0.05)")
+    found = measure_script([written(tmp_path, text)], at_once=2)
+    assert found.backward_s >= 0.05  # the slowest counts
 
 
 def test_no_script() -> None:

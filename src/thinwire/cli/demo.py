@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from thinwire.bench.config import DEMO, run_folder
+from thinwire.bench.config import DEMO, Study, run_folder
 from thinwire.cli import options
 from thinwire.cli.bench import carry_out
 from thinwire.cli.output import columns, note
-from thinwire.cli.plan import measured
+from thinwire.errors import UsageError
 from thinwire.events import Summary, read_events
 from thinwire.hosts.description import describe
-from thinwire.hosts.machine import num_cores
 from thinwire.hosts.quantities import format_rate
-from thinwire.planner.cluster import stated
+from thinwire.lab.run import Job, run
+from thinwire.planner.cluster import Cluster, stated
+from thinwire.planner.script import measure_script
+from thinwire.planner.workload import Workload
 from thinwire.units import as_metric, as_ratio
 
 BASELINE, EXACT = "ddp", "all-reduce"
@@ -26,32 +29,66 @@ OTHERS = ("gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
 """Two of these are trained beside the recommended one."""
 LATENCY_S = 0.5e-3
 BUDGET = 0.5
+DOCTOR_S = 60.0
+ALONE = """
+from thinwire.recipes.config import resolve
+from thinwire.recipes.trial import load
+
+steps, _ = load(resolve({recipe!r}, "silent", workers=1, batch_size={batch!r}, device="cpu"))
+steps(1_000_000)
+"""
+"""A script that trains a recipe with one worker until it is ended."""
 
 
 def demo(out: options.Out = None) -> None:
     """Plan a training on four hosts joined by 200 Mbit/s, then train it there: was the plan right?"""
-    import torch  # here, so that `--help` does not wait for it
-
-    from thinwire.planner.plan import make_plan
+    from thinwire.planner.plan import make_plan  # here, so that `--help` does not wait for torch
 
     [study] = DEMO.studies
-    note(f"1. the plan: {study.recipe} on {study.workers} hosts at {format_rate(study.rate_bits_per_s)}")
-    torch.set_num_threads(1)  # as each worker of the lab has
-    work = measured(study.recipe, study.batch_size, None, "cpu")
-    crowd = max(1.0, study.workers / num_cores())  # all workers compute on this machine's cores
-    hosts = stated(describe(hosts=1, rate=format_rate(study.rate_bits_per_s)), latency_s=LATENCY_S)
-    work = replace(work.times(crowd), batch=work.batch)
+    rate = format_rate(study.rate_bits_per_s)
+    note(
+        f"1. the hosts: {study.workers} emulated on this machine, {rate} each, measured by `thinwire doctor`"
+    )
+    hosts = _examined(study)
+    note(f"2. the plan: {study.recipe}, timed while {study.workers} workers compute at once")
+    work = _timed(study)
     plan = make_plan(work, hosts, [study.workers], strategies=[EXACT, "gossip-grad", *OTHERS], budget=BUDGET)
     chosen = plan.recommendation.strategy or EXACT
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}
     predicted[BASELINE] = predicted[EXACT]
     trained = list(dict.fromkeys([BASELINE, chosen, *OTHERS]))[:4]
-    note("2. the training, each of them for real:")
+    note("3. the training, each of them for real:")
     folder = carry_out(DEMO, trained, out)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
     typer.echo(_sentence(chosen, predicted, found))
+
+
+def _examined(study: Study) -> Cluster:
+    """The hosts as the doctor finds them in the lab; as stated where there can be no lab."""
+    lab = describe(hosts=study.workers, rate=format_rate(study.rate_bits_per_s))
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "cluster.json"
+        command = ("-m", "thinwire", "doctor", "--out", str(file))
+        try:
+            ended = run(Job(description=lab, command=command, time_limit_s=DOCTOR_S))
+        except UsageError as error:
+            note(f"   there is no lab here ({error.message}): the rate is taken as stated")
+            return stated(lab, latency_s=LATENCY_S)
+        if ended.exit_code != 0 or not file.exists():
+            note("   the doctor has failed: the rate is taken as stated")
+            return stated(lab, latency_s=LATENCY_S)
+        return Cluster.load(file)
+
+
+def _timed(study: Study) -> Workload:
+    """The recipe's steps while as many workers as are to train compute on this machine."""
+    with tempfile.TemporaryDirectory() as folder:
+        script = Path(folder) / f"{study.recipe}.py"
+        script.write_text(ALONE.format(recipe=study.recipe, batch=study.batch_size))
+        work = measure_script([str(script)], at_once=study.workers)
+    return replace(work, name=study.recipe, recipe=study.recipe)
 
 
 def _summary(run: Path) -> dict[str, Any] | None:

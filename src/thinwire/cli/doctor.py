@@ -97,5 +97,7 @@ def text(found: Diagnosis) -> str:
         f"{as_rate(float(f'{found.idle_bit_per_s:.3g}'))} idle; a message takes "
         f"{as_seconds(found.cluster.latency_s)}, a hop of a collective {as_seconds(hop_s)}"
     )
+    taken_ns = 1e9 * found.cluster.processor_s_per_byte
+    on_processor = f"a byte that travels takes {taken_ns:.1f} ns from computing on the processor"
     said = [f"- {words}" for words in found.findings] or ["- nothing is slow or wrong"]
-    return "\n".join([columns(rows, left=(0, 1, 2)), "", at_once, "", *said])
+    return "\n".join([columns(rows, left=(0, 1, 2)), "", at_once, on_processor, "", *said])

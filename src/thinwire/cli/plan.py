@@ -17,6 +17,7 @@ from thinwire.errors import SettingError, check
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net
+from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
 
@@ -81,26 +82,31 @@ def plan(
         _against(against, as_json)
         return
     counts = parse_counts(workers)
-    check(counts[-1] <= MOST_WORKERS, "workers", f"at most {MOST_WORKERS:,}", counts[-1])
+    check(1 < counts[-1] <= MOST_WORKERS, "workers", f"2 to {MOST_WORKERS:,}", counts[-1])
     check(accuracy_budget >= 0, "accuracy budget", "0 or more points", accuracy_budget)
     hosts = _cluster(cluster, counts, rate, sites, uplink, slow or [], latency, uplink_latency)
     sizes = _sizes(recipe, script, params, layers, compute, net)
     if sizes is not None and batch is not None:
         sizes = sizes.with_batch(batch)
-    wanted = ", ".join(strategy) if strategy else "all strategies"
-    note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
-    from thinwire.planner.plan import make_plan  # which imports torch
-
     if sizes is None and script is not None:
         from thinwire.planner.script import measure_script
 
-        note(f"{script}: running it for some steps on this machine, with one thread ...")
-        sizes = measure_script(shlex.split(script))
+        at_once = hosts.workers_per_machine  # in a lab all workers compute on one machine
+        times = f", {at_once} at once" if at_once > 1 else ""
+        note(f"{script}: running it for some steps on this machine, with one thread{times} ...")
+        sizes = measure_script(_words(script), at_once=at_once)
         sizes = sizes if batch is None else replace(sizes, batch=batch)
     elif sizes is None:
         assert recipe is not None
         sizes = measured(recipe, batch, data, device)
-    made = make_plan(sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note)
+    wanted = ", ".join(strategy) if strategy else "all strategies"
+    note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
+    with Beside(sizes, hosts, strategy, counts) as beside:
+        from thinwire.planner.plan import make_plan  # which imports torch
+
+        made = make_plan(
+            sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note, beside=beside
+        )
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
     if proposal is not None:
         from thinwire.report.plans import write_proposal
@@ -164,12 +170,25 @@ def _sizes(
         raise SettingError(f"the model must be given once, got {', '.join(given) or 'none'}", hint=hint)
     check(compute is None or params is not None, "compute", "given with --params", compute, hint=hint)
     if net is not None:
-        return Workload.of_net(parse_net(net))
+        try:
+            return Workload.of_net(parse_net(net))
+        except SettingError as error:  # which names the option of the lab
+            raise SettingError(error.message.replace("emulate", "net", 1), hint=error.hint) from None
     if params is None:
         return None
     if compute is None:
         raise SettingError("--params needs --compute, the seconds of a step on one machine", hint=hint)
     return Workload.of_sizes(params, layers, parse_duration(compute, field="compute"))
+
+
+def _words(script: str) -> list[str]:
+    """A script and its arguments, as a shell would divide them."""
+    try:
+        words = shlex.split(script)
+    except ValueError as error:
+        raise SettingError(f"script has a quotation that does not end: {script!r} ({error})") from None
+    check(bool(words), "script", "a file, and its arguments", script)
+    return words
 
 
 def measured(recipe: str, batch: int | None, data: Path | None, device: str) -> Workload:

@@ -18,15 +18,16 @@ from thinwire.planner.predict import Planner
 from thinwire.planner.workload import FORWARD_SHARE, Workload
 from thinwire.strategies import registry
 from thinwire.strategies.base import SAME, Bucket, Strategy, overrides
+from thinwire.strategies.local.base import LocalState
 from thinwire.strategies.settings import check_types
 from thinwire.strategies.sparse.state import SparseState
 from thinwire.units import as_rate, as_seconds
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, training_thread
 
-OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "gtopk")
-"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate, and no two
-of them keep state of the same name."""
+OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle:momentum=0.0", "gtopk")
+"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate. The last
+two share their residuals, which are empty whenever one of them begins."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
 """Numbers that are sent to measure the wire: a part of the model's, within bounds."""
 EQUAL = 0.05
@@ -124,6 +125,9 @@ class AutoStrategy(Strategy):
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> AutoState:
         state = AutoState([option.init(buckets, wire) for option in _options()])
         state.buckets = buckets
+        for each in state.states:
+            if isinstance(each, LocalState):
+                each.residuals = _residuals(state)
         return state
 
     async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
@@ -150,15 +154,26 @@ class AutoStrategy(Strategy):
                 await self._consider(state, wire)
             state.ready.finish()
         await state.ready
-        left = None if state.leaving is None else _options()[state.leaving]
-        if left is not None and overrides(left, "mix"):
-            mean = bucket.read()
-            await wire.all_reduce_(mean)
-            await training_thread()
-            bucket.write_(mean.div_(wire.world_size))
-        option = _options()[state.pick]
-        if overrides(option, "mix"):
-            await option.mix(bucket, state.states[state.pick], wire)
+        if state.leaving is not None:
+            await self._leave(bucket, state, state.leaving, wire)
+        option, own = _options()[state.pick], state.states[state.pick]
+        if state.leaving is not None and isinstance(own, LocalState):
+            own.anchors[bucket.index].copy_(bucket.read())  # its first round is the next step's
+        elif overrides(option, "mix"):
+            await option.mix(bucket, own, wire)
+
+    async def _leave(self, bucket: Bucket, state: AutoState, index: int, wire: Wire) -> None:
+        """All workers take the mean of their parameters, where the strategy they leave let these differ."""
+        if not overrides(_options()[index], "mix"):
+            return
+        mean = bucket.read()
+        if isinstance(state.states[index], LocalState):  # changes that others have not seen yet
+            residual = _residuals(state)[bucket.index]
+            mean[: residual.numel()].add_(residual)
+            residual.zero_()
+        await wire.all_reduce_(mean)
+        await training_thread()
+        bucket.write_(mean.div_(wire.world_size))
 
     # -- choosing -----------------------------------------------------------------------------------
 

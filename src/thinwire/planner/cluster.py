@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checked_json import fits, parse_json
-from thinwire.errors import DataError, check
+from thinwire.errors import DataError, check, check_count
 from thinwire.files import read_regular
 from thinwire.hosts.description import Description, Host
 from thinwire.hosts.quantities import check_rate, format_rate
@@ -55,6 +55,10 @@ class Cluster:
     """A worker's copies in memory, beside computing; None: they take no time."""
     select_numbers_per_s: float | None = None
     """Gradients among which a worker finds the largest; None: that takes no time."""
+    workers_per_machine: int = 1
+    """Above 1 in a lab: its hosts share the processors of one machine."""
+    processor_s_per_byte: float = 0.0
+    """What sending a byte, and receiving one meanwhile, takes from computing on the processor."""
     spread: float = STATED_SPREAD
     """How far rates and times may be off: 0.1 is a tenth."""
     measured: str = ""
@@ -68,6 +72,9 @@ class Cluster:
         for field in ("copy_bytes_per_s", "select_numbers_per_s"):
             speed = getattr(self, field)
             check(speed is None or 0 < speed < math.inf, field, "a positive number", speed)
+        check_count("workers_per_machine", self.workers_per_machine, "workers")
+        seconds = self.processor_s_per_byte
+        check(0 <= seconds < 1, "processor_s_per_byte", "seconds, 0 or more and below 1", seconds)
         check(0 <= self.spread < 1, "spread", "0 or more and below 1", self.spread)
 
     def describe(self, workers: int) -> Description:
@@ -146,6 +153,8 @@ class Cluster:
 _TYPES: Mapping[str, Any] = {
     "hosts": [{"name": str, "rate_bit_per_s": float, "speed": float, "site": int}],
     "measured": str,
+    **dict.fromkeys(("uplink_latency_s", "processor_s_per_byte", "spread"), float),
+    "workers_per_machine": int,
 }
 
 

@@ -14,6 +14,7 @@ import socket
 import statistics
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -29,7 +30,14 @@ from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.findings import SLOW, findings
 from thinwire.planner.probe import HostFacts, HostPath, Listener, facts, rounds
-from thinwire.planner.speeds import Speeds, at_once, cluster_from, computing, gather_speeds
+from thinwire.planner.speeds import (
+    Speeds,
+    at_once,
+    cluster_from,
+    computing,
+    gather_speeds,
+    processor_s_per_byte,
+)
 
 MEET_S = 12.0
 """All workers must have come within this."""
@@ -232,8 +240,16 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
         )
         for host in hosts
     ]
+    uplink = _uplink(hosts, paths) if len(sites) > 1 else None
     return Diagnosis(
-        cluster=cluster_from(kept, busy, speeds, _uplink(hosts, paths) if len(sites) > 1 else None),
+        cluster=cluster_from(
+            kept,
+            busy,
+            speeds,
+            uplink_bit_per_s=uplink,
+            processor_s_per_byte=processor_s_per_byte(slowest),
+            workers_per_machine=max(Counter(host.machine for host in hosts).values()),
+        ),
         hosts=tuple(hosts),
         paths=tuple(paths),
         speeds=tuple(speeds),

@@ -7,7 +7,7 @@ and after an optimizer's step. The loop is not changed, and its numbers are the 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -43,9 +43,8 @@ class StepRecorder:
     """Records steps of the first optimizer that makes one."""
 
     parameters: list[Tensor] = field(default_factory=list)
-    stop_after: int | None = None
-    """Steps after which `stop` is raised out of the loop."""
-    stop: type[BaseException] = KeyboardInterrupt
+    timed: Callable[[], object] | None = None
+    """Called whenever there are enough new steps for `workload`; what it raises ends the loop."""
     _optimizer: Optimizer | None = None
     _steps: list[_Step] = field(default_factory=list)
     _backward_s: float | None = None
@@ -87,8 +86,9 @@ class StepRecorder:
             return  # a second model; the first one's steps are what is timed
         self._steps.append(_Step(_now(), self._backward_s, self._arrivals))
         self._backward_s, self._arrivals = None, {}
-        if self.num_steps == self.stop_after:
-            raise self.stop
+        if self.timed is not None and self.num_steps == WARM_UP + STEPS + 1:
+            self.timed()
+            del self._steps[:-1]
 
     def _arrived(self, index: int) -> Any:
         def hook(parameter: Tensor) -> None:
@@ -117,6 +117,7 @@ class StepRecorder:
             forward_s=forward_s,
             backward_s=whole_s - forward_s,
             batch=batch,
+            on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )
 
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster
-from thinwire.planner.predict import CANDIDATES, CEILING, Planner, Prediction
-from thinwire.planner.recommend import BUDGET, Balance, Recommendation, balance, best_of, recommend
+from thinwire.planner.predict import CANDIDATES, CEILING, Planner, Prediction, parts
+from thinwire.planner.recommend import BUDGET, Balance, Recommendation, balances, best_of, recommend
 from thinwire.planner.workload import Workload
-from thinwire.strategies import registry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,6 +53,11 @@ class Plan:
         }
 
 
+def asked(strategies: Sequence[str] | None) -> list[str]:
+    """Those asked for, or the usual ones, and the ceiling before them."""
+    return list(dict.fromkeys([CEILING, *(CANDIDATES if strategies is None else strategies)]))
+
+
 def make_plan(
     workload: Workload,
     cluster: Cluster,
@@ -61,18 +66,23 @@ def make_plan(
     strategies: Sequence[str] | None = None,
     budget: float = BUDGET,
     told: Callable[[str], object] = lambda words: None,
+    beside: Beside | None = None,
 ) -> Plan:
-    """Predict all strategies (the usual ones, or those asked for) with all numbers of workers."""
-    planner = Planner(workload, cluster)
-    asked = list(dict.fromkeys([CEILING, *(CANDIDATES if strategies is None else strategies)]))
-    for text in asked:  # all settings are checked before the first is played
-        registry.from_text(text)
-    predictions = tuple(planner.predictions(asked, counts, told))
+    """Predict all strategies (the usual ones, or those asked for) with all numbers of workers.
+
+    `beside` is a second process that was started for the same plan.
+    """
+    planner, texts = Planner(workload, cluster), asked(strategies)
+    pairs = planner.pairs(texts, counts)  # all settings are checked before the first is played
+    planner.play_all(pairs if beside is None else parts(pairs)[0])
+    found = balances(planner, [workers for workers in counts if workers > 1])
+    planner.plays |= {} if beside is None else beside.plays()
+    predictions = tuple(planner.predictions(texts, counts, told))
     return Plan(
         workload=workload,
         cluster=cluster,
         budget=budget,
         predictions=predictions,
         recommendation=recommend(predictions, workload, budget=budget),
-        balances=tuple(balance(planner, workers) for workers in counts if workers > 1),
+        balances=found,
     )

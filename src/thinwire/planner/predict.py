@@ -7,6 +7,7 @@ take, messages as the strategy really sends them. Nothing of a strategy is state
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, cast
 
@@ -45,6 +46,8 @@ CANDIDATES = (
     "downpour",
     "easgd",
 )
+Plays = dict[tuple[Strategy, int], StepTimes]
+"""Steps of settled strategies by number of workers."""
 MOST_ONE_BY_ONE = 16
 """Workers up to which those are played one by one who talk to whoever listens; nobody waits there, so that
 more of them change nothing for a step."""
@@ -89,6 +92,15 @@ def settled(strategy: Strategy) -> Strategy:
     return cast("Strategy", replace(cast("Any", strategy), **lead_in)) if lead_in else strategy
 
 
+def parts(
+    pairs: Sequence[tuple[Strategy, int]],
+) -> tuple[list[tuple[Strategy, int]], list[tuple[Strategy, int]]]:
+    """The parts of a first and a second process; the first is smaller, since it also looks for balances."""
+    first = [pair for index, pair in enumerate(pairs) if index % 5 < 2]
+    second = [pair for index, pair in enumerate(pairs) if index % 5 >= 2]
+    return first, second
+
+
 class Planner:
     """Plays one workload on one cluster."""
 
@@ -96,20 +108,55 @@ class Planner:
         self.workload, self.cluster = workload, cluster
         self._in_kinds = cluster.in_kinds()
         self._networks: dict[int, Network] = {}
+        self.plays: Plays = {}
+        """By what was played: several numbers of workers may be played with one and the same."""
         self.alone_s = workload.compute_s
         """Seconds of a step of the fastest host alone, with nothing attached."""
 
     def play(self, strategy: Strategy, workers: int) -> StepTimes:
-        """Steps of the strategy once it has settled."""
+        """Steps of the strategy once it has settled; played once."""
+        key = settled(strategy), workers
+        if key not in self.plays:
+            self.plays[key] = self._play(*key)
+        return self.plays[key]
+
+    def play_all(self, pairs: Sequence[tuple[Strategy, int]]) -> None:
+        """Play those that can be played; predictions say why another cannot."""
+        for strategy, workers in pairs:
+            with suppress(SettingError):
+                self.play(strategy, workers)
+
+    def pairs(self, texts: Sequence[str], counts: Sequence[int]) -> list[tuple[Strategy, int]]:
+        """What has to be played for these, each of them once."""
+        strategies = [settled(registry.from_text(text)) for text in texts]
+        found = ((each, self._stand_in(each, workers)[0]) for workers in counts for each in strategies)
+        return list(dict.fromkeys(found))
+
+    def _play(self, strategy: Strategy, workers: int) -> StepTimes:
+        if not self.workload.on_processor or not self._in_kinds.processor_s_per_byte:
+            return self._play_for(self.workload, strategy, workers)
+        timed = self._play_for(self.workload, strategy, workers)
+        taken_s = self._in_kinds.processor_s_per_byte * self._hidden_bytes(timed, workers)
+        if not taken_s:
+            return timed
+        return self._play_for(self.workload.times(1 + taken_s / self.workload.compute_s), strategy, workers)
+
+    def _hidden_bytes(self, timed: StepTimes, workers: int) -> float:
+        """Bytes of a step that travel while its worker computes: where it waits, its processor rests."""
+        slowest = min(host.rate_bit_per_s for host in self.network(workers).description.hosts)
+        sending_s = 8 * timed.sent_bytes / slowest
+        return timed.sent_bytes * max(0.0, 1 - timed.exposed_s / sending_s) if sending_s else 0.0
+
+    def _play_for(self, workload: Workload, strategy: Strategy, workers: int) -> StepTimes:
         cluster = self._in_kinds
         model = ComputeModel(
-            forward_s=self.workload.forward_s,
-            backward_s=self.workload.backward_s,
-            shares=self.workload.shares,
+            forward_s=workload.forward_s,
+            backward_s=workload.backward_s,
+            shares=workload.shares,
             copy_s=0.0 if cluster.copy_bytes_per_s is None else 1 / cluster.copy_bytes_per_s,
             select_s=self._select_s(strategy),
         )
-        return step_times(self.workload.shapes, self.network(workers), settled(strategy), model, steps=2)
+        return step_times(workload.shapes, self.network(workers), strategy, model, steps=2)
 
     def network(self, workers: int) -> Network:
         """The network of so many hosts; made once."""
@@ -139,7 +186,7 @@ class Planner:
         """One strategy, as written on a command line, with so many workers."""
         name, given = registry.parse(text)
         strategy = registry.build(name, given)
-        played, note = self._played(strategy, workers)
+        played, note = self._stand_in(strategy, workers)
         timed = self.play(strategy, played)
         spread = self.cluster.spread
         loss = expected(name, registry.resolved(strategy), workers, recipe=self.workload.recipe)
@@ -159,7 +206,7 @@ class Planner:
             note=note,
         )
 
-    def _played(self, strategy: Strategy, workers: int) -> tuple[int, str]:
+    def _stand_in(self, strategy: Strategy, workers: int) -> tuple[int, str]:
         """The number of workers to play for so many, and a remark if it is another."""
         several = self.cluster.uplink_bit_per_s is not None
         if overrides(strategy, "serve") and workers > MOST_ONE_BY_ONE:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ HIDDEN = 0.05
 """Communication is hidden when a step waits for at most this share of its computing time."""
 EXACT = ("all-reduce", "all-reduce:overlap=forward")
 LEAST_TIMES, MOST_TIMES = 1e-4, 1e5
-"""The smallest and largest batch that is looked at, over that of the workload."""
-PRECISION = 1.03
+"""The smallest and largest batch that is looked for, over that of the workload."""
+PRECISION = 1.05
 """Of the batch that is found."""
 
 
@@ -146,28 +146,56 @@ class Balance:
     compute_s: float | None
 
 
-def balance(planner: Planner, workers: int) -> Balance:
+def balances(planner: Planner, counts: Sequence[int]) -> tuple[Balance, ...]:
+    """For each number of workers; the search begins where those before it lead to."""
+    found = list[Balance]()
+    for workers in counts:
+        near = [each.times for each in found if each.times is not None]
+        growth = near[-1] / near[-2] if len(near) > 1 else 1.0
+        found.append(balance(planner, workers, near=near[-1] * growth if near else None))
+    return tuple(found)
+
+
+def balance(planner: Planner, workers: int, *, near: float | None = None) -> Balance:
     """Find it on the clock: computing time is proportional to the batch, messages do not depend on it."""
-    strategy = registry.from_text(EXACT[1])
-    wire_s = planner.scaled(LEAST_TIMES).play(strategy, workers).step_s  # with next to nothing to hide behind
+    strategy, own_s = registry.from_text(EXACT[1]), planner.ceiling_s(workers)
 
-    def hidden(times: float) -> bool:
-        scaled = planner.scaled(times)
-        return scaled.play(strategy, workers).step_s <= (1 + HIDDEN) * scaled.ceiling_s(workers)
+    def waits(times: float) -> float:
+        """What a step waits for the wire with such a batch, in steps' computing times of the workload."""
+        return planner.scaled(times).play(strategy, workers).step_s / own_s - times
 
-    low = high = wire_s / planner.ceiling_s(workers)
-    while high < MOST_TIMES and not hidden(high):
-        low, high = high, 1.25 * high
-    if high >= MOST_TIMES:
+    if near is None:  # a step with next to nothing to hide behind is as long as its sending
+        near = waits(LEAST_TIMES)
+    times = _least_hidden(waits, near)
+    if times is None:
         return Balance(workers=workers, times=None, batch=None, compute_s=None)
-    low = low if low < high else high / 2
-    while high > PRECISION * low:
-        middle = (low + high) / 2
-        low, high = (low, middle) if hidden(middle) else (middle, high)
     batch = planner.workload.batch
     return Balance(
         workers=workers,
-        times=high,
-        batch=None if batch is None else max(1, math.ceil(batch * high)),
-        compute_s=planner.workload.compute_s * high,
+        times=times,
+        batch=None if batch is None else max(1, math.ceil(batch * times)),
+        compute_s=planner.workload.compute_s * times,
     )
+
+
+def _least_hidden(waits: Callable[[float], float], near: float) -> float | None:
+    """The least batch that hides what it waits for, but for `PRECISION`; None: it is above `MOST_TIMES`.
+
+    Each value of `waits` costs a play, so the search makes the most of it. Waits get no longer as batches
+    grow, so what is waited for with one batch says about which batch hides it. Once there are two, the next
+    guess lies on the line through them, and a bit beyond.
+    """
+    low, high, times = LEAST_TIMES, MOST_TIMES, near
+    last: tuple[float, float] | None = None
+    while high > PRECISION * low:
+        times = times if low < times < high else math.sqrt(low * high)
+        wait = waits(times)
+        over = wait - HIDDEN * times
+        low, high = (times, high) if over > 0 else (low, times)
+        before, last = last, (times, over)
+        if before is None or before[1] == over:
+            times = math.sqrt(times * max(wait / HIDDEN, LEAST_TIMES))
+        else:
+            times -= over * (times - before[0]) / (over - before[1])
+            times *= math.sqrt(PRECISION) if over > 0 else 1 / math.sqrt(PRECISION)
+    return high if high < MOST_TIMES else None

@@ -1,6 +1,7 @@
 """Measures a user's training script as it is: run for some steps in a process of its own, then ended.
 
-As a module this is that process: `python -m thinwire.planner.script RESULT train.py ...`.
+Several of these can run at once, as the workers of a lab do on the cores of one machine: each goes on until
+all have been timed. As a module this is one of them: `python -m thinwire.planner.script RESULT train.py ...`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -23,52 +25,79 @@ from thinwire.planner.workload import Workload
 
 LIMIT_S = 300.0
 LAST_LINES = 3
+POLL_S = 0.02
+LONGEST_S = 2 * LIMIT_S
+"""A script that nobody ends, since the process that measures it was killed, ends itself."""
 
 
-def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S) -> Workload:
-    """Run `train.py arguments...` for some steps with one thread, as torchrun would, and time them."""
+def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S, at_once: int = 1) -> Workload:
+    """Run `train.py arguments...` for some steps with one thread, as torchrun would, and time them.
+
+    `at_once`: so many of them together, none of which rests before all have been timed; the slowest counts.
+    """
     hint = "the script must train with an optimizer of torch; give its arguments after it, in quotes"
     script = Path(command[0])
     if not script.is_file():
         raise SettingError(f"script must be a file, got {command[0]!r}", hint=hint)
     with tempfile.TemporaryDirectory() as folder:
-        result, errors = Path(folder) / "workload.json", Path(folder) / "errors"
-        try:
-            code = _run([str(result), *command], errors, limit_s)
-        except subprocess.TimeoutExpired:
-            problem = f"{script.name} did not make enough optimizer steps to be timed within {limit_s:g} s"
-            raise UsageError(problem, hint=hint) from None
-        if not result.exists():
-            lines = errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        places = [Path(folder) / str(index) for index in range(at_once)]
+        results = [place.with_suffix(".json") for place in places]
+        codes = _run(command, places, results, limit_s)
+        for place, result, code in zip(places, results, codes, strict=True):
+            if result.exists():
+                continue
+            if code is None:
+                problem = f"did not make enough optimizer steps to be timed within {limit_s:g} s"
+                raise UsageError(f"{script.name} {problem}", hint=hint)
+            lines = place.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             said = " / ".join(lines[-LAST_LINES:]) or "it said nothing"
             how = f"failed with exit code {code}" if code else "ended"
             raise UsageError(f"{script.name} {how} before it could be timed: {said}", hint=hint)
-        content = json.loads(result.read_text(encoding="utf-8"))
+        found = [json.loads(result.read_text(encoding="utf-8")) for result in results]
+    content = max(found, key=lambda each: each["forward_s"] + each["backward_s"])
     content["shapes"] = tuple(tuple(shape) for shape in content["shapes"])
     content["shares"] = None if content["shares"] is None else tuple(content["shares"])
     return Workload(**content)
 
 
-def _run(arguments: Sequence[str], errors: Path, limit_s: float) -> int:
-    """The exit code; whatever the script has started (loaders of data) ends with it.
+def _run(
+    command: Sequence[str], places: Sequence[Path], results: Sequence[Path], limit_s: float
+) -> list[int | None]:
+    """The exit codes, None of those that have not ended by themselves; whatever the scripts have started
+    (loaders of data) ends with them.
 
-    Its errors go to a file: a pipe would stay open as long as one of those holds it.
+    Their errors go to files, the `places`: a pipe would stay open as long as one of those holds it.
     """
-    with errors.open("wb") as stderr:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "thinwire.planner.script", *arguments],
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=stderr,
-            start_new_session=True,
-        )
+    processes = list[subprocess.Popen[bytes]]()
+    deadline_s = time.monotonic() + limit_s
+    # What was timed while another was still starting says nothing about all at once: the third time counts.
+    rounds = 1 if len(results) == 1 else 3
     try:
-        return process.wait(limit_s)
+        for place, result in zip(places, results, strict=True):
+            with place.open("wb") as stderr:
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "thinwire.planner.script", str(result), *command],
+                    env=_environment(),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=stderr,
+                    start_new_session=True,
+                )
+            processes.append(process)
+        while rounds and time.monotonic() < deadline_s:
+            if all(result.exists() for result in results):
+                rounds -= 1
+                for result in results if rounds else ():
+                    result.unlink()
+            elif any(process.poll() is not None for process in processes):
+                break
+            time.sleep(POLL_S)
+        return [process.poll() for process in processes]
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 def _environment() -> dict[str, str]:
@@ -81,29 +110,41 @@ def _environment() -> dict[str, str]:
 
 
 class Enough(BaseException):
-    """Raised in the script's optimizer step once enough were seen."""
+    """Raised in the script's optimizer step."""
 
 
 def main() -> None:
-    from thinwire.planner.measure import STEPS, WARM_UP, StepRecorder
+    from thinwire.planner.measure import StepRecorder
 
     result, script, *arguments = sys.argv[1:]
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).absolute().parent))
-    recorder = StepRecorder(stop_after=WARM_UP + STEPS + 1, stop=Enough)
+    began_s = time.monotonic()
+
+    def save() -> None:
+        part = Path(f"{result}.part")
+        part.write_text(json.dumps(asdict(recorder.workload(Path(script).name))), encoding="utf-8")
+        part.rename(result)
+        if time.monotonic() - began_s > LONGEST_S:
+            raise Enough
+
+    recorder = StepRecorder(timed=save)
     try:
         with recorder.recording():
             runpy.run_path(script, run_name="__main__")
     except Enough:
-        pass
+        return
     except SystemExit:
-        if recorder.num_steps < WARM_UP:
+        if not recorder.num_steps:
             raise
-    found = recorder.workload(Path(script).name)
-    Path(result).write_text(json.dumps(asdict(found)), encoding="utf-8")
+    if not Path(result).exists():
+        save()
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except UsageError as error:  # the last line is what the user is shown
+        sys.exit(error.message)
     sys.stdout.flush()
     os._exit(0)  # threads and process groups of the script are not waited for

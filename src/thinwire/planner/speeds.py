@@ -53,7 +53,8 @@ def gather_speeds(same: Sequence[bool], turns: int | None = None) -> list[Speeds
     return [Speeds(**each) for each in gathered]
 
 
-def _own_speeds() -> Speeds:
+def _reference_step() -> Callable[[], None]:
+    """A step of a small training, on the processor."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(256, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
     optimizer, batch = torch.optim.SGD(model.parameters(), lr=0.0), torch.randn(64, 256)
@@ -63,6 +64,11 @@ def _own_speeds() -> Speeds:
         model(batch).square().mean().backward()
         optimizer.step()
 
+    return step
+
+
+def _own_speeds() -> Speeds:
+    step = _reference_step()
     source = torch.randn(COPIED)
     target, residual = torch.empty_like(source), torch.zeros(SELECTED)
     layout = SparseLayout(capacity=SELECTED // 1000)
@@ -173,17 +179,58 @@ def at_once(slowest_bit_per_s: float) -> AtOnce:
     )
 
 
+def processor_s_per_byte(bit_per_s: float) -> float:
+    """What sending a byte, and receiving one meanwhile, takes from computing on the processor.
+
+    All workers compute, with and without a ring on the wire by turns; the middle of tries and workers.
+    """
+    step, world_size = _reference_step(), dist.get_world_size()
+    share = 2 * (world_size - 1) / world_size
+    numbers = torch.zeros(max(world_size, int(LARGE_S * bit_per_s / 8 / share / 4)))
+    taken = list[float]()
+    step()
+    for _ in range(TRIES):
+        plain_per_s, _ = _steps_beside(step, lambda: time.sleep(LARGE_S))
+        busy_per_s, busy_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
+        taken.append((1 - busy_per_s / plain_per_s) * busy_s / (share * numbers.nbytes))
+    found: list[Any] = [None] * world_size
+    dist.all_gather_object(found, statistics.median(taken))
+    return max(0.0, float(statistics.median(found)))
+
+
+def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:
+    """Steps per second beside some work of another thread, and how long that took; on all workers at once."""
+    other = threading.Thread(target=work)
+    dist.barrier()
+    began_s, count = time.perf_counter(), 0
+    other.start()
+    while other.is_alive():
+        step()
+        count += 1
+    taken_s = time.perf_counter() - began_s
+    other.join()
+    return count / taken_s, taken_s
+
+
 def cluster_of(bit_per_s: float, speeds: Sequence[Speeds]) -> Cluster:
     """Equal hosts that emulate accelerators, as in the lab, whose paths are shaped to this rate."""
     found = at_once(bit_per_s)
     hosts = [ClusterHost(name=f"host{rank}", rate_bit_per_s=found.bit_per_s) for rank in range(len(speeds))]
-    return cluster_from(hosts, found, speeds, None)
+    return cluster_from(hosts, found, speeds)
 
 
 def cluster_from(
-    hosts: Sequence[ClusterHost], found: AtOnce, speeds: Sequence[Speeds], uplink_bit_per_s: float | None
+    hosts: Sequence[ClusterHost],
+    found: AtOnce,
+    speeds: Sequence[Speeds],
+    *,
+    uplink_bit_per_s: float | None = None,
+    processor_s_per_byte: float = 0.0,
+    workers_per_machine: int = 1,
 ) -> Cluster:
     return Cluster(
+        processor_s_per_byte=processor_s_per_byte,
+        workers_per_machine=workers_per_machine,
         hosts=tuple(hosts),
         latency_s=found.latency_s,
         hop_s=found.hop_s,

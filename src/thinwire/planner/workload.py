@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from thinwire.errors import check, check_count
-from thinwire.lab.nets import LONGEST_S, Net, Shape, equal_net
+from thinwire.lab.nets import LONGEST_S, MOST_LAYERS, MOST_PARAMS, Net, Shape, equal_net
 
 FORWARD_SHARE = 1 / 3
 """Of the computing time; backward takes the gradients of data and of weights, at one forward each."""
@@ -27,6 +27,8 @@ class Workload:
     """Samples per worker and step; None: not known."""
     num_steps: int | None = None
     """Steps of the whole training with one worker; None: not known."""
+    on_processor: bool = False
+    """Whether it computes where bytes are sent and received too."""
     recipe: str | None = None
     """The recipe it is from, whose measured accuracy counts most."""
 
@@ -78,6 +80,13 @@ class Workload:
         25600000
         """
         check(0 < params < math.inf, "params", "a positive number of parameters", params)
+        check(1 <= layers <= MOST_LAYERS, "layers", f"1 to {MOST_LAYERS:,}", layers)
+        check(
+            layers <= params <= MOST_PARAMS,
+            "params",
+            f"at least one per layer, at most {MOST_PARAMS:g}",
+            params,
+        )
         forward_s = compute_s * FORWARD_SHARE
         seconds = {"forward_s": forward_s, "backward_s": compute_s - forward_s}
         net = equal_net(params=round(params), layers=layers, **seconds)

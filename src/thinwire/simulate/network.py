@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from thinwire.errors import check
 from thinwire.hosts.description import Description
@@ -69,7 +70,7 @@ class Network:
         `played`: hosts whose cards stand for those of all others; the rest send and receive the same.
         """
         self._played = played
-        for direction in self._directions():
+        for direction in self._directions() if played is None else self._directions_of(played):
             direction.free_s = 0.0
 
     def state_dict(self) -> list[float]:
@@ -82,6 +83,21 @@ class Network:
 
     def _directions(self) -> list[_Direction]:
         return [*self._out, *self._in, *self._up, *self._down]
+
+    def _directions_of(self, hosts: Sequence[int]) -> list[_Direction]:
+        return [*(card[host] for card in (self._out, self._in) for host in hosts), *self._up, *self._down]
+
+    @cached_property
+    def kinds(self) -> Mapping[int, int]:
+        """By host: the first one of its kind, with the same speed, rate and site."""
+        firsts = dict[tuple[float, float, int], int]()
+        hosts = self.description.hosts
+        return {h.index: firsts.setdefault((h.speed, h.rate_bit_per_s, h.site), h.index) for h in hosts}
+
+    @cached_property
+    def num_alike(self) -> Counter[int]:
+        """How many hosts each first one of a kind stands for."""
+        return Counter(self.kinds.values())
 
     def cut(self, host: int | None, site: int | None, until_s: float) -> None:
         """Nothing that is not under way yet passes before `until_s`."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Protocol
@@ -71,17 +70,12 @@ class Session:
         self._broken = False
         self._tasks: dict[int, Task] = {}
         self._by_step: list[Fault] = []
-        kinds = dict[tuple[float, float, int], int]()
-        for host in description.hosts if model.alike else ():
-            kinds.setdefault((host.speed, host.rate_bit_per_s, host.site), host.index)
-        self._acting_for = {
-            host.index: kinds[host.speed, host.rate_bit_per_s, host.site]
-            for host in (description.hosts if kinds else ())
-        }
+        self._acting_for: Mapping[int, int] = network.kinds if model.alike else {}
         """By host: the host of the worker that acts for its own; empty if each acts for itself."""
-        self._num_alike = Counter(self._acting_for.values())
-        network.rest(list(kinds.values()) or None)
-        played = [description.hosts[index] for index in kinds.values()] or description.hosts
+        self._num_alike: Mapping[int, int] = network.num_alike if model.alike else {}
+        acting = sorted(self._num_alike)
+        network.rest(acting or None)
+        played = [description.hosts[index] for index in acting] or description.hosts
         self._paces = {h.index: Pace(h.speed, jitter=jitter, seed=(seed, h.index)) for h in played}
         self._world, self._workers = self._assemble([])
         for fault in description.faults:
@@ -257,7 +251,7 @@ class Session:
         self.happened.append(f"{self.clock.now_s:.3f} s: {len(self.hosts)} workers go on")
 
     def _assemble(self, saved: Sequence[Any], steps: int = 0) -> tuple[LocalWorld, dict[int, VirtualWorker]]:
-        acting = sorted(set(self._acting_for.values()))
+        acting = sorted(self._num_alike)
         world = virtual_world(self.clock, self._network, self.hosts, acting=acting)
         stage = Stage(self.clock, self._model, self._stepped)
         workers = {}

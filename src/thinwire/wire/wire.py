@@ -144,7 +144,7 @@ class Wire:
 
     def group(self, ranks: Sequence[int]) -> Wire:
         """The wire among some workers, this one included; ranks there count from 0 in this order."""
-        base = tuple(rank if self._ranks is None else self._ranks[rank] for rank in ranks)
+        base = tuple(ranks if self._ranks is None else [self._ranks[rank] for rank in ranks])
         group = group_of(base, self._lane)
         return Wire(self._lane, self._sequencer, self._ticket, self._meter, self._messenger, group)
 
