@@ -215,7 +215,8 @@ def _with_twins(unit: Tensor, sign: float, tolerance: float) -> Tensor:
     low = torch.searchsorted(seen, sign * seen - reach)
     high = torch.searchsorted(seen, sign * seen + reach, right=True)
     itself = 1 if sign > 0 else 0
-    return places[high - low > itself].sort().values
+    near: Tensor = places[high - low > itself].sort().values
+    return near
 
 
 def bounds(model: nn.Module, merges: Merges, input_norm: float) -> dict[int, float]:

@@ -98,7 +98,7 @@ class Apoptosis:
         return ahead if self.stop is None or steps + ahead <= self.stop else math.inf
 
     def join(
-        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None = None
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
     ) -> Shrinking:
         """Called by `attach`."""
         from thinwire.apoptosis.shrinking import Shrinking

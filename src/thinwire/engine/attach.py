@@ -56,7 +56,9 @@ LEAST_MESSAGE_BYTES = 64 << 10
 class Attachable(Protocol):
     """Settings of something that acts between steps."""
 
-    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+    def join(
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
+    ) -> Companion: ...
 
 
 def attach(
