@@ -57,6 +57,6 @@ def test_an_event_is_undone_on_all_replicas(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_is_not_simulated_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingError, match="faults must be left out with apoptosis"):
-        run(tmp_path, "all-reduce", "aggressive", "kill:host=1:step=3")
+        run(tmp_path, "all-reduce", "aggressive", "kill:host=1,step=3")
     with pytest.raises(SettingError, match="lasso must be left out in a simulation"):
         run(tmp_path, "all-reduce", "conservative:lasso=0.1")
