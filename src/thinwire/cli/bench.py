@@ -78,8 +78,10 @@ def bench(
     carry_out(config, names, out)
 
 
-def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) -> Path:
-    """Run the benchmark, print its tables, and make the page; gives the folder of the results."""
+def carry_out(
+    config: BenchConfig, systems: list[str] | None, out: Path | None, *, prints: bool = True
+) -> Path:
+    """Run the benchmark, print its tables if wanted, and make the page; gives the folder of the results."""
     setting = prepare(config, systems)
     folder = results_folder(out, "bench")
     _announce(folder, setting)
@@ -91,7 +93,8 @@ def carry_out(config: BenchConfig, systems: list[str] | None, out: Path | None) 
         raise
     finally:
         results = write_results(folder, setting)
-    _print(results, setting)
+    if prints:
+        _print(results, setting)
     note(f"tables in {folder}: step_time.md, time_to_accuracy.md; raw events in events/ and {RUNS}/")
     with optional_page():
         report(folder)

@@ -136,7 +136,7 @@ class Link:
     @property
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
-        return any(group.ranks is not None for group in self._core.groups)
+        return self._core.has_groups
 
     @property
     def sharded(self) -> bool:
@@ -518,7 +518,8 @@ class Link:
             self.synchronize()
             if self._mixes and self._mean_at != self._core.steps:
                 self.average_()
-            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+            told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
+            if self._advises and self.rank == 0 and advice != told:
                 _log.warning(advice)
 
     def _join_strips(self) -> None:
