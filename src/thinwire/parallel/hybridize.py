@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from thinwire.errors import SettingError, check, check_count
+from thinwire.parallel.batches import EqualBatches
 from thinwire.parallel.choose import Choice, Costs, costs
 from thinwire.parallel.layers import Candidate, candidates, count_rows, named_layers
 from thinwire.parallel.network import Network, measure_network
@@ -141,8 +142,10 @@ def _apply(
     )
     for groups, mesh in plan.meshes.items():
         _warn_of_sites(groups, num_workers)
-        names = [candidate.name for candidate in split if number[candidate.name] == groups]
-        parallelize_module(model, mesh["tp"], {name: plan.styles[name] for name in names})
+        here = [candidate for candidate in split if number[candidate.name] == groups]
+        batches = EqualBatches(mesh["tp"].get_group(), next(model.parameters()).device)
+        parallelize_module(model, mesh["tp"], {each.name: each.style(batches) for each in here})
+        batches.hook(model)
     return plan
 
 
