@@ -59,7 +59,9 @@ LEAST_MESSAGE_BYTES = 64 << 10
 class Attachable(Protocol):
     """Settings of something that acts between steps."""
 
-    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+    def join(
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
+    ) -> Companion: ...
 
 
 def attach(
@@ -174,14 +176,13 @@ def attach(
         rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
         rebuild(core)
         transport.core = core
-        tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
         if lane.rank == 0 < lane.world_size - 1:
             _log.info(Patience(silence_s).describe(timeout_s, elastic=False))
-        if tells and (advice := strategy.advice(num_steps or 0)):
-            _log.warning(advice)
+            if advice := strategy.advice(num_steps, lane.world_size):
+                _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)
         if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers)
+            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
         return link
     except BaseException:
         transport.stop()
