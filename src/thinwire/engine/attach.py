@@ -59,7 +59,9 @@ LEAST_MESSAGE_BYTES = 64 << 10
 class Attachable(Protocol):
     """Settings of something that acts between steps."""
 
-    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+    def join(
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
+    ) -> Companion: ...
 
 
 def attach(
@@ -133,7 +135,7 @@ def attach(
     if num_steps is not None:
         check_count("num_steps", num_steps, "steps")
     given_elastic = elastic if isinstance(elastic, Elastic) else Elastic()
-    tls = check_wire(wire, process_group, given_elastic.key_file)
+    tls = check_wire(wire, process_group, given_elastic.key_file, model)
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
     if sharded:
@@ -180,7 +182,7 @@ def attach(
                 _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)
         if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers)
+            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
         return link
     except BaseException:
         transport.stop()

@@ -391,6 +391,19 @@ class Core:
         """The strategy's state: leaves by parameter, and the rest by group."""
         return state.dump_all(self.strategy, self.steps, self.buckets, [group.state for group in self.groups])
 
+    def shrunken_state(
+        self, kept: state.Kept, move: Callable[[dict[str, Tensor]], None] = lambda values: None
+    ) -> dict[str, Any]:
+        """The strategy's state as it is for parameters that keep only these indices; `move` first changes
+        the values of copies of parameters, given by name."""
+        saved = self.state_dict()
+        leaves = [each for bucket in self.buckets for each in bucket.leaves.items()]
+        for name in {name for name, leaf in leaves if leaf.of_parameters}:
+            move(saved["leaves"][name])
+        saved["leaves"] = state.shrink(saved["leaves"], kept)
+        # What belongs to no parameter may still have the size of one: it begins anew.
+        return {**saved, "layout": []}
+
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of the states that all workers saved, in order of rank."""
         rank, world_size = self.lane.rank, self.lane.world_size

@@ -240,14 +240,7 @@ class Link:
         if self.sharded:
             raise UsageError("sharded=True has no reshape", hint="detach, cut the model, and attach again")
         self.synchronize()
-        saved = self._core.state_dict()
-        for name in {
-            n for bucket in self._core.buckets for n, each in bucket.leaves.items() if each.of_parameters
-        }:
-            move(saved["leaves"][name])
-        saved["leaves"] = state.shrink(saved["leaves"], kept)
-        # What belongs to no parameter may still have the size of one: it begins anew.
-        self._reassemble(change, {**saved, "layout": []})
+        self._reassemble(change, self._core.shrunken_state(kept, move))
 
     def restore(self, saved: dict[str, Any], change: Callable[[], None]) -> None:
         """Go back to parameters of an earlier shape, which `change` brings back, with the strategy's state of
