@@ -147,7 +147,9 @@ class Session:
         change()
         self._model = compute()
         self._tasks.clear()
-        self._world, self._workers = self._assemble([{**each, "steps": steps} for each in saved], steps)
+        self._world, self._workers = self._assemble(steps)
+        for worker in self._workers.values():
+            worker.core.load([{**each, "steps": steps} for each in saved])
 
     def _run(self) -> None:
         running, self._broken = set(self._workers), False
