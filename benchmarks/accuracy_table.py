@@ -9,15 +9,20 @@ setting that was measured several times, with a strategy that has changed since,
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from torch.optim import SGD
+
 from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
 from thinwire.errors import SettingError
 from thinwire.planner.accuracy import standard_error, without_lead_in
+from thinwire.recipes import registry as recipes
+from thinwire.recipes.base import TrainingPlan
 from thinwire.strategies import registry
 from thinwire.strategies.measured import TABLE
 
@@ -38,7 +43,7 @@ def main() -> None:
         exact = by_strategy.get("all-reduce", {})
         if not exact:
             continue
-        reference = [run["value"] for file in exact.values() for run in file]
+        reference = [run for file in exact.values() for run in file]
         for text, by_file in by_strategy.items():
             file, own = list(by_file.items())[-1]
             row = None if text == "all-reduce" else _row(setting, text, file, own, reference)
@@ -68,7 +73,7 @@ def _runs(files: list[Path]) -> dict[Setting, dict[str, dict[str, list[dict[str,
 
 
 def _row(
-    setting: Setting, text: str, file: str, runs: list[dict[str, Any]], reference: list[float]
+    setting: Setting, text: str, file: str, runs: list[dict[str, Any]], exact: list[dict[str, Any]]
 ) -> dict[str, Any] | None:
     recipe, workers, _, epochs, metric = setting
     name, given = registry.parse(text)
@@ -77,6 +82,9 @@ def _row(
     except SettingError as error:  # measured with settings that it no longer has
         note(f"left out: {text} in {file}: {error.message}")
         return None
+    seeds = {run["seed"] for run in runs}
+    same = [run for run in exact if run["seed"] in seeds]  # single runs differ by more than means do
+    reference = [run["value"] for run in same or exact]
     values = [run["value"] for run in runs]
     if metric == "accuracy":
         loss, scale = 100 * (mean(reference) - mean(values)), 100.0
@@ -94,7 +102,16 @@ def _row(
         "error": round(standard_error(*errors, FEW_SAMPLES.get(recipe, USUAL.get(metric, 0.5))), 3),
         "seeds": len(values),
         "source": f"benchmarks/results/{file}",
+        "adaptive": _is_adaptive(recipe),
     }
+
+
+@functools.cache
+def _is_adaptive(recipe: str) -> bool:
+    """Whether a recipe's optimizer is not SGD."""
+    training = recipes.get(recipe).training()
+    plan = TrainingPlan(world_size=1, batch_size=1, num_steps=1)
+    return not isinstance(training.optimizer(training.model(), plan), SGD)
 
 
 if __name__ == "__main__":

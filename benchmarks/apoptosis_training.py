@@ -17,6 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 
 import thinwire as tw
 from benchmarks.common import note
+from thinwire.apoptosis.settings import Mode
 from thinwire.data import load_cifar, load_higgs, load_mnist
 from thinwire.recipes import networks, samples
 from thinwire.recipes.base import Data
@@ -48,8 +49,10 @@ def binary_loss(scores: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.binary_cross_entropy_with_logits(scores.flatten(), targets.to(scores.dtype))
 
 
+MODES: dict[str, Mode] = {"adaptive": "adaptive", "aggressive": "aggressive", "lasso": "conservative"}
+"""Of methods that are apoptosis."""
 NUM_CHECKS = 64
-"""Of apoptosis in the whole run; after three quarters of it nothing is removed any more."""
+"""Of apoptosis in the whole run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,17 +161,26 @@ class Trainer:
         self.optimizer = problem.optimizer(self.model)
         self.steps, self.schedule = steps, self._schedule(steps)
         self.every = max(1, steps // NUM_CHECKS)
-        self.last = 3 * NUM_CHECKS // 4 * self.every
-        self.removals = [self.every * 2**n for n in range(6) if self.every * 2**n <= self.last]
+        self.removals = [self.every * 2**n for n in range(6) if self.every * 2**n <= steps * 3 // 4]
         """Steps at which apoptosis removes neurons, unless the loss stands."""
         self.goal, self.event_s, self.done = goal, 0.0, 0
         self.link: tw.Link | None = None
         self.companion: Any = None
-        if method in ("adaptive", "aggressive", "lasso"):
-            mode, strength = ("conservative", problem.lasso) if method == "lasso" else (method, 0.0)
-            settings = tw.Apoptosis(mode=mode, every=self.every, lasso=strength)  # type: ignore[arg-type]
-            self.link = tw.attach(self.model, self.optimizer, tw.AllReduce(), apoptosis=settings)
+        if method in ("none", *MODES):
+            self.link = tw.attach(
+                self.model,
+                self.optimizer,
+                tw.AllReduce(),
+                num_steps=steps,
+                apoptosis=self._settings(MODES.get(method)),
+            )
             self.companion = self.link.companion
+
+    def _settings(self, mode: Mode | None) -> tw.Apoptosis | None:
+        if mode is None:
+            return None
+        strength = self.problem.lasso if self.method == "lasso" else 0.0
+        return tw.Apoptosis(mode=mode, every=self.every, lasso=strength)
 
     def _schedule(self, steps: int) -> torch.optim.lr_scheduler.LambdaLR:
         up = max(1, steps // 20)
@@ -180,10 +192,11 @@ class Trainer:
         self.optimizer.zero_grad()
         loss = self.problem.loss(self.model(inputs), targets)
         loss.backward()
-        if self.link is not None:
+        if self.companion is not None and self.link is not None:
             self.link.observe(loss)
         phase = (self.done + 1) % self.every
-        timed = self.link is not None and phase in (0, self.every - 1)  # at a check, and one step before it
+        # at a check, and one step before it
+        timed = self.companion is not None and phase in (0, self.every - 1)
         began_s = _now(self.device) if timed else 0.0
         self.optimizer.step()
         if timed:
@@ -192,9 +205,10 @@ class Trainer:
         self.done += 1
         if self.method == "torch-pruning" and self.done in self.removals:
             self._prune(inputs)
-        if self.link is not None and self.done == self.last:
-            self.link.detach()  # what is left trains as it is
-            self.link = None
+
+    def leave(self) -> None:
+        if self.link is not None:
+            self.link.detach()
 
     def events(self) -> list[dict[str, Any]]:
         """What apoptosis has removed, and when."""
@@ -294,6 +308,7 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
                 run.curve.append({**point, "parameters": count(trainer.model), "sent_bytes": sent})
                 began_s = _now(device)
         note(f"{work.problem} {work.method} seed {seed}: {json.dumps(run.curve[-1])}")
+    trainer.leave()
     scores, targets = predict(trainer.model, test)
     run.final = problem.metric(scores, targets)
     run.interval = bootstrap(scores, targets) if problem.metric is auc else None

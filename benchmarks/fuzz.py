@@ -165,7 +165,7 @@ def settings(draw: random.Random, folder: Path) -> Case:
 
     def build() -> None:
         strategy = cls(**chosen)
-        repr(strategy), strategies.resolved(strategy), strategy.advice(100), strategy.period
+        repr(strategy), strategies.resolved(strategy), strategy.advice(100, 4), strategy.period
 
     return f"{cls.__name__}(**{chosen})", build
 

@@ -3,17 +3,20 @@
     python -m benchmarks.hybrid_lab                       # needs root
     python -m benchmarks.hybrid_lab --bytes               # what is sent, in large messages
     python -m benchmarks.hybrid_lab --nets dnn7 --workers 4 --steps 1 --trial
+    python -m benchmarks.hybrid_lab --nets vgg-a --workers 16 --systems G=2 G=1 auto    # a portion
 
 Every number of groups G that divides the workers is timed, with PyTorch's DDP in the same run: G = 1 is
 model-parallel, G = the number of workers data-parallel. "auto" is what `hybridize(groups="auto")` chooses
-from the rate and the compute time. Bytes are those of the hosts' interfaces, against the formulas of
-`parallel/volumes.py`.
+from the rate and the compute time; "expected" is the step that it reckons with. A turn times one block of
+every system; tables show medians over turns. Bytes are those of the hosts' interfaces, against the formulas
+of `parallel/volumes.py`.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -26,23 +29,22 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire as tw
 from benchmarks.common import lab_worker, note, parser_of, print_head, print_row, result_file, run_in_lab
-from benchmarks.hybrid_nets import NETS, RATE_BITS_PER_S, Scale, build, rows
+from benchmarks.hybrid_nets import NETS, Scale, build, rows, scale_messages
+from benchmarks.hybrid_scaling import LATENCY_S, alone_s, expected_s, show_scaling
 from thinwire.bench.harness import LabPaths, mean_over_workers, slowest
+from thinwire.bench.plan import rotated
 from thinwire.hosts.description import describe
 from thinwire.lab.emulate import EmulatedDevice
 from thinwire.lab.nets import Net
 from thinwire.lab.network import sent_by_this_host
 from thinwire.parallel import HybridPlan, Network, hybridize
-from thinwire.parallel.choose import Choice, Costs, costs
 from thinwire.parallel.layers import Candidate
-from thinwire.parallel.volumes import LayerSize, divisors
+from thinwire.parallel.volumes import divisors
 
-LATENCY_S = 0.001
-"""Of a message among workers that share two cores."""
 START_BITS_PER_S = 1e9
 """While a model is handed out to all workers, which is not timed."""
 WARM_UP_STEPS = 1
-DDP, SHARDED, AUTO = "ddp", "data, sharded", "auto"
+DDP, SHARDED, AUTO = "ddp", "sharded", "auto"
 BYTES_WORKERS, BYTES_SCALE = 4, Scale(shrink=2, speed=4.0)
 
 
@@ -56,14 +58,23 @@ def worker(settings: Mapping[str, Any]) -> None:
         workers, scale = dist.get_world_size(), Scale(*settings["scale"])
         net = NETS[settings["net"]].at(workers, scale.speed)
         batch, paths = torch.ones(rows(net, scale.shrink), 1), LabPaths(control)
-        for name in settings["systems"]:
+        ddp_bucket_mb = scale_messages(scale)
+
+        def block(name: str) -> dict[str, Any]:
             paths.set_rate(START_BITS_PER_S)
             model, plan = _prepare(name, net, scale, batch)
             formula = _formula(model, plan, workers, len(batch))
-            measured = _time(name, model, batch, settings["steps"], lambda: paths.set_rate(scale.bits_per_s))
-            if dist.get_rank() == 0:
-                groups = {layer.name: layer.groups for layer in plan.layers} if plan else {}
-                control.report({"system": name, "groups": groups, "formula_bytes": formula, **measured})
+            trained = DistributedDataParallel(model, bucket_cap_mb=ddp_bucket_mb) if name == DDP else model
+            slow_down = lambda: paths.set_rate(scale.bits_per_s)  # noqa: E731
+            measured = _time(name, trained, batch, settings["steps"], slow_down)
+            groups = {layer.name: layer.groups for layer in plan.layers} if plan else {}
+            return {"system": name, "groups": groups, "formula_bytes": formula, **measured}
+
+        for turn in range(settings["turns"]):
+            for name in rotated(settings["systems"], turn):
+                row = block(name)
+                if dist.get_rank() == 0:
+                    control.report({"turn": turn, **row})
 
 
 def _prepare(name: str, net: Net, scale: Scale, batch: torch.Tensor) -> tuple[nn.Module, HybridPlan | None]:
@@ -96,7 +107,6 @@ def _time(
 
     So the weights that `sharded=True` gathers after a step are counted with the forward they hide behind.
     """
-    trained = DistributedDataParallel(model) if name == DDP else model
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9)
     joined: AbstractContextManager[Any] = nullcontext()
     if name != DDP:
@@ -106,7 +116,7 @@ def _time(
         slow_down()
         for _ in range(WARM_UP_STEPS + steps):
             optimizer.zero_grad()
-            trained(batch).mean().backward()
+            model(batch).mean().backward()
             optimizer.step()
             marks.append((time.perf_counter(), time.process_time(), sent_by_this_host()))
     dist.barrier()
@@ -132,109 +142,58 @@ def _formula(model: nn.Module, plan: HybridPlan | None, workers: int, num_rows: 
 # -- the tables -----------------------------------------------------------------------------------------
 
 
-def measure(name: str, workers: int, scale: Scale, names: Sequence[str], steps: int) -> dict[str, Any]:
-    note(f"{name}, {workers} workers, {steps} steps ...")
+def measure(
+    name: str, workers: int, scale: Scale, names: Sequence[str], steps: int, turns: int
+) -> dict[str, Any]:
+    note(f"{name}, {workers} workers, {turns} blocks of {steps} steps ...")
     lab = describe(hosts=workers, rate=f"{scale.bits_per_s:.0f}bit")
-    settings = {"net": name, "scale": scale, "systems": list(names), "steps": steps}
+    settings = {"net": name, "scale": scale, "systems": list(names), "steps": steps, "turns": turns}
     outcome = run_in_lab(lab, "benchmarks.hybrid_lab", "--worker", json.dumps(settings))
-    warnings = list(outcome.warnings)
-    return {"net": name, "workers": workers, "scale": scale, "rows": outcome.reports, "warnings": warnings}
+    return {
+        "net": name,
+        "workers": workers,
+        "scale": scale,
+        "rows": outcome.reports,
+        "busy_share": outcome.busy_share,
+        "warnings": list(outcome.warnings),
+    }
+
+
+def medians(cell: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """By system: its last row, with the median step of all turns."""
+    steps_s: dict[str, list[float]] = {}
+    for row in cell["rows"]:
+        steps_s.setdefault(row["system"], []).append(row["step_s"])
+    last = {row["system"]: row for row in cell["rows"]}
+    return {name: {**last[name], "step_s": statistics.median(each)} for name, each in steps_s.items()}
 
 
 def show(cell: Mapping[str, Any]) -> None:
     name, workers, scale = cell["net"], cell["workers"], cell["scale"]
-    alone_s = _alone_s(cell)
-    by_system = {row["system"]: row for row in cell["rows"]}
-    print(f"\n### {name}, {workers} workers, minibatch {NETS[name].minibatch}; one alone: {alone_s:.2f} s\n")
-    print_head("system", "step, s", "over DDP", "over one worker", "MB sent, counted", "over formula")
-    for row in cell["rows"]:
+    found, whole_s = medians(cell), alone_s(name)
+    head = f"{name}, {workers} workers, minibatch {NETS[name].minibatch}; one alone: {whole_s:.2f} s"
+    print(f"\n### {head}; processor {cell['busy_share']:.0%} busy\n")
+    sent = ("MB sent, counted", "over formula")
+    print_head("system", "step, s", "blocks", "expected, s", "over DDP", "over one worker", *sent)
+    for system, row in found.items():
+        blocks = [scale.speed * each["step_s"] for each in cell["rows"] if each["system"] == system]
         print_row(
-            row["system"],
+            system,
             f"{scale.speed * row['step_s']:.3f}",
-            f"{by_system[DDP]['step_s'] / row['step_s']:.2f}x" if DDP in by_system else "",
-            f"{alone_s / scale.speed / row['step_s']:.2f}x",
+            " ".join(f"{each:.2f}" for each in blocks),
+            f"{expected_s(cell, row['groups']):.3f}" if row["groups"] else "",
+            f"{found[DDP]['step_s'] / row['step_s']:.2f}x" if DDP in found else "",
+            f"{whole_s / scale.speed / row['step_s']:.2f}x",
             f"{scale.bytes * row['sent_bytes'] / 1e6:.1f}",
             f"{row['sent_bytes'] / row['formula_bytes']:.3f}",
         )
-    if AUTO not in by_system:
-        return
-    equal_s = min(row["step_s"] for system, row in by_system.items() if system.startswith("G="))
-    data_s = by_system[f"G={workers}"]["step_s"]
-    chosen = ", ".join(f"{layer} G={groups}" for layer, groups in by_system[AUTO]["groups"].items())
-    print(f"\nauto: {chosen}")
-    print(f"auto over the best G: {by_system[AUTO]['step_s'] / equal_s:.3f}")
-    print(f"sharded over AllReduce (G={workers}): {by_system[SHARDED]['step_s'] / data_s:.3f}")
-
-
-def _alone_s(cell: Mapping[str, Any]) -> float:
-    """Seconds of one worker with the whole minibatch, at full size."""
-    net = NETS[cell["net"]]
-    return net.minibatch * net.seconds_per_sample
-
-
-def predict(name: str, workers: int, rate_bits_per_s: float, minibatch: int) -> float:
-    """The speed-up over one worker that the choice of groups expects, at full size."""
-    net = NETS[name]
-    layers = net.at(workers, minibatch=minibatch)
-    network = Network(bits_per_s=rate_bits_per_s, latency_s=LATENCY_S)
-    options: dict[str, dict[int, Costs]] = {}
-    rest_bytes = 0
-    for layer in layers.layers:
-        if not layer.name.startswith("fc"):
-            rest_bytes += 4 * layer.num_params
-            continue
-        out, into = layer.shapes[0]
-        size = LayerSize(
-            in_features=into, out_features=out, num_weights=layer.num_params, rows=minibatch / workers
-        )
-        options[layer.name] = {
-            groups: costs([size], size.better_split, workers, groups, network) for groups in divisors(workers)
-        }
-    rest_s = network.seconds(2 * (workers - 1) / workers * rest_bytes, 0)
-    choice = Choice(options, rest_s, layers.forward_s + layers.backward_s)
-    return minibatch * net.seconds_per_sample / choice.step_s(choice.best())
-
-
-def show_scaling(cells: Sequence[Mapping[str, Any]], nets: Sequence[str]) -> list[dict[str, Any]]:
-    """Speed-ups over one node: published, measured in the lab, and predicted."""
-    print("\n### Beside the paper (other hardware and networks): speed-up over one node\n")
-    print_head(
-        "net",
-        "nodes",
-        "minibatch",
-        "Das et al.",
-        "lab, 1 Gbit/s",
-        "predicted, 1 Gbit/s",
-        "predicted, 10 Gbit/s",
-    )
-    found = []
-    for name in nets:
-        measured = {
-            cell["workers"]: _alone_s(cell) / cell["scale"].speed / row["step_s"]
-            for cell in cells
-            if cell["net"] == name
-            for row in cell["rows"]
-            if row["system"] == AUTO
-        }
-        for nodes in sorted({*measured, *NETS[name].paper, 64, 128}):
-            published = NETS[name].paper.get(nodes)
-            minibatch = published.minibatch if published else NETS[name].minibatch
-            rates = (RATE_BITS_PER_S, 10 * RATE_BITS_PER_S)
-            predicted = [predict(name, nodes, rate, minibatch) for rate in rates]
-            paper = published.speed_up if published else None
-            found.append(
-                {
-                    "net": name,
-                    "nodes": nodes,
-                    "minibatch": minibatch,
-                    "paper": paper,
-                    "lab": measured.get(nodes),
-                    "predicted": predicted,
-                }
-            )
-            speeds = ["-" if each is None else f"{each:.1f}x" for each in (paper, measured.get(nodes))]
-            print_row(name, nodes, minibatch, *speeds, *(f"{each:.1f}x (predicted)" for each in predicted))
-    return found
+    equal_s = [row["step_s"] for system, row in found.items() if system.startswith("G=")]
+    if AUTO in found and equal_s:
+        chosen = ", ".join(f"{layer} G={groups}" for layer, groups in found[AUTO]["groups"].items())
+        print(f"\nauto: {chosen}\nauto over the best G: {found[AUTO]['step_s'] / min(equal_s):.3f}")
+    if {SHARDED, f"G={workers}"} <= found.keys():
+        ratio = found[SHARDED]["step_s"] / found[f"G={workers}"]["step_s"]
+        print(f"\nsharded over AllReduce (G={workers}): {ratio:.3f}")
 
 
 def main() -> None:
@@ -242,7 +201,9 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", choices=tuple(NETS), default=tuple(NETS))
     parser.add_argument("--workers", nargs="+", type=int, default=[4, 8, 16])
     parser.add_argument("--systems", nargs="+", help="only these")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="of a block, after one to warm up")
+    parser.add_argument("--turns", type=int, default=3, help="blocks of each system")
+    parser.add_argument("--speed", type=float, help="the lab runs this many times faster than it stands for")
     parser.add_argument("--bytes", action="store_true", help="count what is sent, with large messages")
     parser.add_argument("--trial", action="store_true", help="not a result: save it below runs/")
     parser.add_argument("--worker", help="what one host of the lab does")
@@ -251,17 +212,22 @@ def main() -> None:
         worker(json.loads(arguments.worker))
         return
     kind = "hybrid_bytes" if arguments.bytes else "hybrid_lab"
-    file, cells, scaling = result_file(kind, trial=arguments.trial), [], []
+    file, cells = result_file(kind, trial=arguments.trial), list[dict[str, Any]]()
     for name in arguments.nets:
         for workers in [BYTES_WORKERS] if arguments.bytes else arguments.workers:
-            scale = BYTES_SCALE if arguments.bytes else NETS[name].scale(workers)
+            scale = BYTES_SCALE if arguments.bytes else NETS[name].scale(workers, arguments.speed)
             chosen = arguments.systems or systems(workers)
-            cells.append(measure(name, workers, scale, chosen, arguments.steps))
+            cells.append(measure(name, workers, scale, chosen, arguments.steps, arguments.turns))
             show(cells[-1])
-            file.save({"config": vars(arguments), "cells": cells})
-    if not arguments.bytes:
-        scaling = show_scaling(cells, arguments.nets)
-        file.save({"config": vars(arguments), "cells": cells, "scaling": scaling})
+            file.save({"config": vars(arguments)}, cells=cells)
+    if not arguments.bytes and all(AUTO in medians(cell) for cell in cells):
+        lab = {
+            (cell["net"], cell["workers"]): alone_s(cell["net"])
+            / cell["scale"].speed
+            / medians(cell)[AUTO]["step_s"]
+            for cell in cells
+        }
+        file.save({"config": vars(arguments), "scaling": show_scaling(lab)}, cells=cells)
     note(f"saved {file.path}")
 
 

@@ -14,10 +14,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thinwire.engine import attach
 from thinwire.lab.emulate import EmulatedDevice, EmulatedLayer
 from thinwire.lab.nets import Layer, Net, known_net
+from thinwire.wire import process_group
 
 RATE_BITS_PER_S = 1e9
+DDP_BUCKET_MB = 25
+"""PyTorch's default."""
 
 
 class Scale(NamedTuple):
@@ -37,6 +41,22 @@ class Scale(NamedTuple):
     def bits_per_s(self) -> float:
         """The lab's rate that stands for RATE_BITS_PER_S."""
         return RATE_BITS_PER_S * self.speed / self.bytes
+
+
+def scale_messages(scale: Scale) -> float:
+    """Cut the engine's limits of message sizes as bytes are cut, and return DDP's size of buckets in MB.
+
+    They are in bytes: a bucket of 25 MB would hold all convolutions of the small net, and nothing of them
+    could be sent before the end of backward, as most of them is at full size.
+    """
+    for module, name in (
+        (attach, "MOST_BUCKET_BYTES"),
+        (attach, "LEAST_BUCKET_BYTES"),
+        (attach, "LEAST_MESSAGE_BYTES"),
+        (process_group, "RING_BYTES"),
+    ):
+        setattr(module, name, max(1, getattr(module, name) // scale.bytes))
+    return DDP_BUCKET_MB / scale.bytes
 
 
 class Published(NamedTuple):
@@ -59,8 +79,8 @@ class HybridNet:
     paper: dict[int, Published]
     """By number of nodes."""
 
-    def scale(self, workers: int) -> Scale:
-        return Scale(8, self.worker_speed / workers)
+    def scale(self, workers: int, speed: float | None = None) -> Scale:
+        return Scale(8, speed or self.worker_speed / workers)
 
     def at(self, workers: int, speed: float = 1.0, minibatch: int | None = None) -> Net:
         """Layers as published, and the seconds of one worker's share of the minibatch."""
@@ -76,8 +96,8 @@ class HybridNet:
 
 
 NETS = {
-    "vgg-a": HybridNet("vgg-a", 512, 90 / 2510, 16.0, {64: Published(53.0, 256), 128: Published(90.0, 512)}),
-    "dnn7": HybridNet("dnn7", 256, 1 / 4600, 8.0, {16: Published(6.5, 256)}),
+    "vgg-a": HybridNet("vgg-a", 512, 90 / 2510, 8.0, {64: Published(53.0, 256), 128: Published(90.0, 512)}),
+    "dnn7": HybridNet("dnn7", 256, 1 / 4600, 4.0, {16: Published(6.5, 256)}),
 }
 """Seconds of one node: Das et al., as `lab/nets.py` says where they are from."""
 

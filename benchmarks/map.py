@@ -176,7 +176,8 @@ class MapStudy:
         """Play the times that are missing, until the deadline."""
         missing = [run for run in self.runs.values() if run.rate is None and len(run.seconds) < len(RATES)]
         calls = {
-            f"clock of {run.recipe}, {run.strategy}, {run.workers}": partial(clocked, run) for run in missing
+            f"clock of {run.recipe}, {run.strategy}, {run.workers}, seed {run.seed}": partial(clocked, run)
+            for run in missing
         }
         if left := self._go(calls, jobs, deadline_s):
             note(f"the times of {left} trainings are missing: --clock plays them")

@@ -12,8 +12,10 @@ from benchmarks.map_run import RATES
 PANEL_WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 330, 300, 46, 48, 44, 26
 TEXT, QUIET, LINE, OTHER, OURS = "#1f2328", "#59636e", "#d0d7de", "#8c959f", "#0969da"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
-MOST_LOST = 8.0
-"""Points that lost more lie on the upper edge."""
+MOST_LINES = 5
+"""Of what was lost."""
+WIDE = 2.2
+"""Powers of ten from which on only these are labelled."""
 LEAST_LOST = -0.5
 LABELLED = (EXACT, "trickle")
 """Beside the points of the frontier."""
@@ -34,7 +36,8 @@ class Panel:
 
     def _y(self, lost: float) -> float:
         most = self._most_lost
-        share = (min(max(lost, LEAST_LOST), most) - LEAST_LOST) / (most - LEAST_LOST)
+        least = LEAST_LOST * most / 8
+        share = (max(lost, least) - least) / (most - least)
         return HEIGHT - BOTTOM - share * (HEIGHT - BOTTOM - TOP)
 
     def draw(self, title: str, unit: str) -> list[str]:
@@ -60,12 +63,12 @@ class Panel:
 
     def _axes(self, unit: str) -> list[str]:
         parts, right = list[str](), self._left + PANEL_WIDTH - GAP
-        for lost in range(0, int(self._most_lost) + 1, 1 if self._most_lost <= 4 else 2):
+        for lost in range(0, int(self._most_lost) + 1, spacing(self._most_lost)):
             y = self._y(lost)
             parts.append(f'<path d="M{self._left + LEFT},{y:.1f}H{right}" stroke="{LINE}"/>')
             parts.append(_text(self._left + LEFT - 6, y + 4, str(lost), QUIET, ' text-anchor="end"'))
         for exponent in range(math.floor(self._low), math.ceil(self._high) + 1):
-            for digit in (1, 2, 5):
+            for digit in (1,) if self._high - self._low > WIDE else (1, 2, 5):
                 seconds = digit * 10.0**exponent
                 if self._low <= math.log10(seconds) <= self._high:
                     y = HEIGHT - BOTTOM + 16
@@ -73,6 +76,16 @@ class Panel:
         parts.append(_text(self._left + LEFT, HEIGHT - 8, "seconds to accuracy", QUIET))
         parts.append(_text(self._left + 4, TOP - 30, unit, QUIET) if self._left == 0 else "")
         return parts
+
+
+def spacing(most_lost: float) -> int:
+    """Between two lines: a round number.
+
+    >>> [spacing(most_lost) for most_lost in (2.0, 8.0, 70.0)]
+    [1, 2, 20]
+    """
+    steps = (digit * int(10**exponent) for exponent in range(9) for digit in (1, 2, 5))
+    return next(step for step in steps if most_lost / step <= MOST_LINES)
 
 
 def _seconds(point: MapPoint) -> float:
@@ -98,7 +111,7 @@ def short(strategy: str) -> str:
 def draw(points: Sequence[MapPoint], unit: str) -> str:
     """One panel for each rate, side by side."""
     parts = list[str]()
-    most_lost = min(MOST_LOST, max(2.0, 0.5 + max(point.lost for point in points)))
+    most_lost = 1.1 * max(1.8, *(point.lost for point in points))
     for number, rate in enumerate(RATES):
         here = [point for point in points if point.rate == rate]
         if here:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -49,21 +49,22 @@ def points_of(runs: Sequence[MapRun]) -> list[MapPoint]:
         exact = [run for run in here if run.strategy == EXACT]
         if not exact:
             continue
-        # where evaluations are noisy, the later one may be the lower one
-        better = max if exact[0].metric == "accuracy" else min
-        targets = list(accumulate((_at_share(exact, share) for share in SHARES), better))
         for strategy in dict.fromkeys(run.strategy for run in here):
             for rate in RATES:
                 own = [run for run in here if run.strategy == strategy and rate in run.seconds]
                 if own:
-                    found.append(_point(own, exact, targets, rate))
+                    found.append(_point(own, exact, rate))
     return found
 
 
-def _point(own: Sequence[MapRun], exact: Sequence[MapRun], targets: Sequence[float], rate: str) -> MapPoint:
+def _point(own: Sequence[MapRun], exact: Sequence[MapRun], rate: str) -> MapPoint:
     first = own[0]
-    value, best = (statistics.mean(run.value or 0.0 for run in runs) for runs in (own, exact))
+    seeds = {run.seed for run in own}
+    reference = [run for run in exact if run.seed in seeds] or exact  # single runs differ by more than means
+    value, best = (statistics.mean(run.value or 0.0 for run in runs) for runs in (own, reference))
     better_is_more = first.metric == "accuracy"
+    # where evaluations are noisy, the later one may be the lower one
+    targets = accumulate((_at_share(reference, share) for share in SHARES), max if better_is_more else min)
     dense_bytes = 8 * first.num_parameters * (first.workers - 1) / first.workers
     return MapPoint(
         strategy=first.strategy,
@@ -83,31 +84,31 @@ def _at_share(runs: Sequence[MapRun], share: float) -> float:
     return statistics.mean(run.values[place] or 0.0 for run, place in zip(runs, places, strict=True))
 
 
-def _best_so_far(run: MapRun) -> list[float]:
-    better = max if run.metric == "accuracy" else min
-    best = list[float]()
-    for value in run.values:
-        if value is not None:
-            best.append(better(best[-1], value) if best else value)
-    return best
+def _mean_time(runs: Sequence[MapRun], rate: str, target: float) -> float | None:
+    """When the mean of runs with several seeds first reaches the target: one low seed does not decide."""
+    ends_s = [statistics.mean(each) for each in zip(*(run.seconds[rate] for run in runs), strict=True)]
+    means = [
+        statistics.mean(values)
+        for each in zip(*(run.values for run in runs), strict=True)
+        if len(values := [value for value in each if value is not None]) == len(runs)
+    ]
+    if len(means) < len(ends_s):
+        return None  # some run failed on its way
+    return time_to(ends_s, means, target, 1.0 if runs[0].metric == "accuracy" else -1.0)
 
 
-def _mean_time(runs: Iterable[MapRun], rate: str, target: float) -> float | None:
-    times = [time_to(run, rate, target) for run in runs]
-    reached = [time for time in times if time is not None]
-    return statistics.mean(reached) if len(reached) == len(times) else None
-
-
-def time_to(run: MapRun, rate: str, target: float) -> float | None:
-    """When a run first reaches the target, by a straight line between two evaluations."""
-    sign = 1.0 if run.metric == "accuracy" else -1.0
+def time_to(ends_s: Sequence[float], values: Sequence[float], target: float, sign: float) -> float | None:
+    """When values, measured at these times, first reach the target, by a straight line between two of them;
+    `sign` is 1 where more is better, else -1."""
     before_s, before = 0.0, None
-    for end_s, value in zip(run.seconds[rate], _best_so_far(run), strict=True):
+    for end_s, value in zip(ends_s, values, strict=True):
         if sign * value >= sign * target:
-            if before is None or value == before:
+            if before is None:
                 return end_s
             return before_s + (end_s - before_s) * (target - before) / (value - before)
-        before_s, before = end_s, value
+        if before is None or sign * value > sign * before:
+            before = value
+        before_s = end_s
     return None
 
 

@@ -129,6 +129,7 @@ def train(task: MapTask, folder: Path, deadline_s: float) -> MapRun | None:
     """
     torch.set_num_threads(1)
     torch.backends.cudnn.benchmark = True  # batches have the same shape all along
+    torch.backends.cuda.matmul.allow_tf32 = True  # as convolutions have it by default
     description = describe(hosts=task.workers, rate=task.rate or RATES[-1])
     # Buckets matter to the clock only: where it is played from sizes, one takes the fewest operations here.
     bucket_bytes = ONE_BUCKET_BYTES if task.rate is None else None

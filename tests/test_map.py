@@ -109,9 +109,19 @@ def test_points_say_what_was_lost_and_when_the_target_was_reached() -> None:
 def test_a_perplexity_falls() -> None:
     exact = run_of("all-reduce", [200.0, 100.0], step_s=1.0, metric="perplexity", epochs=2)
     other = run_of("trickle", [250.0, 110.0], step_s=0.1, metric="perplexity", epochs=2)
-    assert time_to(exact, "1gbit", 150.0) == pytest.approx(15)
+    assert time_to([10.0, 20.0], [200.0, 100.0], 150.0, sign=-1.0) == pytest.approx(15)
     [_, point] = [point for point in points_of([exact, other]) if point.rate == "1gbit"]
     assert point.lost == pytest.approx(10)
+
+
+def test_seeds_are_held_against_the_same_seeds_and_one_low_one_does_not_decide() -> None:
+    rising = [0.1 * epoch for epoch in range(1, 11)]
+    values = [[value + 0.02 * seed for value in rising] for seed in range(3)]
+    exact = [run_of("all-reduce", values[seed], step_s=1.0, seed=seed) for seed in range(3)]
+    other = [run_of("trickle", values[seed], step_s=0.1, seed=seed) for seed in (0, 1)]
+    points = [point for point in points_of([*exact, *other]) if point.rate == "1gbit"]
+    assert [point.lost for point in points] == pytest.approx([0, 0])
+    assert [point.to_target_s[0] for point in points] == pytest.approx([90, 9])
 
 
 def test_page_and_figures_are_what_the_results_say() -> None:

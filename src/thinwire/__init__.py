@@ -30,12 +30,14 @@ if TYPE_CHECKING:
     from thinwire.strategies.stochastic_gradient_push import StochasticGradientPush
     from thinwire.strategies.topk import TopK
     from thinwire.strategies.trickle import Trickle
+    from thinwire.wire.tls.files import TLS
     from thinwire.wire.wire import Wire
     from thinwire.wire.work import Work, all_of, any_of, in_background, training_thread
 
 __all__ = [
     "EASGD",
     "SASGD",
+    "TLS",
     "AllReduce",
     "Apoptosis",
     "AutoStrategy",
@@ -92,6 +94,7 @@ _HOMES = {
     "Stats": "engine.core",
     "StochasticGradientPush": "strategies.stochastic_gradient_push",
     "Strategy": "strategies.base",
+    "TLS": "wire.tls.files",
     "TopK": "strategies.topk",
     "Trickle": "strategies.trickle",
     "PartialAveraging": "strategies.partial_averaging",

@@ -138,7 +138,7 @@ class Shrunk:
     """Neurons that are left, by layer."""
     num_parameters: int
     removed: int
-    """Neurons that went now; negative: they were brought back."""
+    """Neurons that went now."""
     causes: Mapping[str, int] = field(default_factory=dict)
     """How many went, and why."""
     change: float = 0.0
@@ -149,6 +149,8 @@ class Shrunk:
     """Layers that cannot shrink, and why."""
     before: Mapping[str, int] = field(default_factory=dict)
     """Neurons before this event, by layer."""
+    brought_back: int = 0
+    """Neurons that the event before had removed; none goes then."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

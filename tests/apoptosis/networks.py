@@ -117,6 +117,20 @@ class Recurrent(nn.Module):
         return result
 
 
+class Gated(nn.Module):
+    """Embedded words, read by a GRU."""
+
+    def __init__(self, width: int, activation: str) -> None:
+        super().__init__()
+        self.embedding, self.gru = nn.Embedding(5, width), nn.GRU(width, width + 2, batch_first=True)
+        self.act, self.head = ACTIVATIONS[activation](), nn.Linear(width + 2, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        words = (x * 2).round().long() % 5
+        result: Tensor = self.head(self.act(self.gru(self.embedding(words))[0]).mean(1))
+        return result
+
+
 class Block(nn.Module):
     """A transformer block: the MLP inside of it shrinks, the width of the stream does not."""
 
@@ -160,6 +174,7 @@ KINDS: dict[str, Callable[[int, str], nn.Module]] = {
     "residual": Residual,
     "concatenation": Concatenation,
     "lstm": Recurrent,
+    "gru": Gated,
     "transformer": Block,
     "tied": Tied,
 }

@@ -98,3 +98,13 @@ def test_moments_add_up_over_calls_and_workers() -> None:
         moments.set_(halves[0][key].flat() + halves[1][key].flat())
         assert torch.allclose(moments.second, whole[key].second, rtol=1e-5)
         assert moments.variance == pytest.approx(whole[key].variance)
+
+
+def test_neurons_that_are_all_alike_go_in_single_precision_too() -> None:
+    """Rounding of the sums is then larger than what is left of a neuron beside the others."""
+    model, train, test = low_rank(0, 150)
+    model, train, test = model.float(), train.float(), test.float()
+    expected = model(test).detach()
+    shrink(model, train, 1e-2)
+    assert len(model.get_parameter("0.weight")) < 15
+    assert float((model(test).detach() - expected).norm() / expected.norm()) < 2e-2

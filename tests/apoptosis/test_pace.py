@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from thinwire.apoptosis.pace import Decision, RemovalPace
+from thinwire.apoptosis.pace import Decision, RemovalPace, Rests
 
 
 def check(pace: RemovalPace, loss: float) -> Decision | None:
@@ -44,7 +44,7 @@ def test_a_later_rise_undoes_nothing() -> None:
     pace = RemovalPace(adaptive=True)
     assert [check(pace, loss) for loss in (3.0, 2.0, 1.0)] == ["remove", "remove", "wait"]
     assert check(pace, 9.0) == "wait"
-    assert pace.strength == 1.25
+    assert pace.strength == 1.5
 
 
 def test_a_saved_pace_goes_on_where_it_was() -> None:
@@ -55,3 +55,17 @@ def test_a_saved_pace_goes_on_where_it_was() -> None:
     other.load_state_dict(pace.state_dict())
     losses = [4.0, 3.0, 2.0, 6.0, 1.0]
     assert [check(other, loss) for loss in losses] == [check(pace, loss) for loss in losses]
+
+
+def test_a_layer_that_has_little_to_give_rests_longer_and_longer() -> None:
+    rests, weighed = Rests(), list[list[int]]()
+    for event in range(12):
+        weighed.append(rests.awake(2))
+        if event == 3:  # between two events a run was saved and continued
+            again = Rests()
+            again.load_state_dict(rests.state_dict())
+            rests = again
+        for number in weighed[-1]:
+            rests.weighed(number, 0.3 if number == 0 else 0.0)
+    assert [event for event, numbers in enumerate(weighed) if 1 in numbers] == [0, 2, 5, 10]
+    assert all(0 in numbers for numbers in weighed)

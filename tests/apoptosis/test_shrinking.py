@@ -103,7 +103,7 @@ def test_a_loss_that_rises_undoes_the_event() -> None:
         for step in range(8, 16):
             link.observe(1e3)  # whatever the model does
             step_once(link, model, optimizer, step)
-        assert history(link)[-1].removed < 0
+        assert history(link)[-1].brought_back > 0
         removed, undone = history(link)[-2:]
         assert undone.widths == removed.before
         assert undone.before == removed.widths

@@ -32,6 +32,7 @@ def groups_of(model: nn.Module, *inputs: Tensor) -> dict[str, Group]:
         ("residual", {"stem": 6}),
         ("concatenation", {"left": 6, "right": 8}),
         ("lstm", {"lstm": 6}),
+        ("gru", {"embedding": 6, "gru": 8}),
         ("transformer", {"dense.0": 6}),
         ("tied", {"into": 6}),
     ],

@@ -10,6 +10,7 @@ import pytest
 import thinwire as tw
 from tests.elastic.worlds import NUM_SAMPLES, Fault, Job, Story, Workers, count_samples, make_key
 from thinwire.strategies.base import Strategy
+from thinwire.wire.tls.files import make
 
 pytestmark = pytest.mark.processes
 STRATEGIES = [
@@ -122,6 +123,24 @@ def test_a_new_worker_joins_and_the_first_may_die_then(strategy: Strategy, tmp_p
     assert len({story.digest for story in stories}) == 1
     assert len({story.steps for story in stories}) == 1
     check_samples(stories, 8, lost=8 * NUM_SAMPLES)
+
+
+def test_over_tls_they_die_and_join_and_another_certificate_stays_out(tmp_path: Path) -> None:
+    key = make_key(tmp_path)
+    make(tmp_path / "run.pem", days=1)
+    make(tmp_path / "other.pem", days=1)
+    with Workers(3, Job(num_epochs=20, key_file=key, wire="tls")) as workers:
+        workers.wait_for(2, "step", 3)
+        wrong = workers.join(contact=1, THINWIRE_TLS_FILE=str(tmp_path / "other.pem"))
+        assert "do not accept each other's certificate" in workers.wait_for(wrong, "error")[1]
+        workers.signal(0, signal.SIGKILL)
+        new = workers.join(contact=1)
+        workers.wait_for(new, "step", 1)
+        stories = workers.stories([1, 2, new])
+    assert {story.world_size for story in stories} == {3}
+    assert len({story.digest for story in stories}) == 1
+    assert len({story.steps for story in stories}) == 1
+    assert set(count_samples(stories).values()) == {1}
 
 
 def test_batches_of_all_workers_together_keep_the_trajectory() -> None:

@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from torch.distributed.distributed_c10d import PrefixStore
 
+from benchmarks.strangers import random_value
 from thinwire.elastic.handshake import Stranger, answer_door
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
@@ -101,6 +103,24 @@ def test_whoever_knows_the_key_may_join(world: World) -> None:
     wait_for_members([*members[1:], new], ["w1", "w2", "new"])
 
 
+def test_who_joins_does_not_wait_for_one_that_has_died_meanwhile(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members, new = world.start(3), world.make("new")
+    connect_all = new._connect_all
+
+    def hear_of_a_dead_one(membership: object) -> None:
+        found = Membership.from_json(membership)
+        dead = [Member("dead", "127.0.0.1", 1)] if found.generation == 1 else []
+        connect_all(replace(found, members=(*found.members, *dead)).to_json())
+
+    monkeypatch.setattr(new, "_connect_all", hear_of_a_dead_one)
+    new.join([("127.0.0.1", members[1].me.port)])
+    wait_until(lambda: len(new._world or ()) == 4 and len(new._channels) == 3)
+    members[0].stop()
+    wait_for_members([*members[1:], new], ["w1", "w2", "new"])
+
+
 def test_a_broken_connection_between_the_living_is_made_anew(world: World) -> None:
     a, b = world.start(2)
     broken = a._channels["w1"]
@@ -166,6 +186,44 @@ def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogC
     assert a.roster.membership.generation == 1
     told = [record for record in caplog.records if "refused a connection" in record.message]
     assert len(told) == 1, "one address, one line"
+
+
+def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    a, _ = world.start(2)
+    for source in ["127.0.0.1"] * 3 + ["127.0.0.9"] * 3:
+        socket.create_connection(("127.0.0.1", a.me.port), source_address=(source, 0)).close()
+
+    def told() -> list[str]:
+        return [each.getMessage() for each in caplog.records if "refused a connection" in each.getMessage()]
+
+    wait_until(lambda: bool(told()) and not a._guests)
+    assert len(told()) == 1
+    assert "127.0.0.9" in told()[0]
+
+
+def test_nonsense_from_a_holder_of_the_key_stops_nobody(world: World) -> None:
+    """10,000 messages with fields of any kind: what makes no sense is dropped."""
+    a, b = world.start(2)
+    generator, guest = random.Random(0), Member("guest", "127.0.0.1", 5)
+    channel = answer_door(socket.create_connection(("127.0.0.1", a.me.port)), guest, KEY)
+    channel.socket.setblocking(True)
+    kinds = ["roster", "set", "members", "probe", "heard", "relay", "relayed", "beat", "accept", "\u0000"]
+    votes = ["prepare", "accept", "promise", "accepted", "refused", "decided", "behind", "at"]
+    for _ in range(10_000):
+        vote = ["run", generator.choice([0, 1, 2, 1 << 70]), generator.choice(votes)]
+        fields = [random_value(generator) for _ in range(generator.randrange(4))]
+        body = [*vote, *fields] if generator.random() < 0.5 else fields
+        assert channel.send([generator.choice(kinds), *generator.choice([fields, [body], ["w1", body]])])
+    a.publish(1, "key", b"value")
+    assert b.published(1, ["key"], SOON_S) == [b"value"]
+    wait_until(lambda: a._heard_s.get("guest", 0) > 0)
+    channel.socket.close()
+    wait_until(lambda: "guest" not in a._channels)
+    assert a._thread.is_alive()
+    assert b._thread.is_alive()
 
 
 def test_a_recorded_handshake_does_not_open_the_door(world: World) -> None:

@@ -67,6 +67,7 @@ class Job:
     step_s: float = 0.03
     fixed: str = "worker"
     key_file: str = ""
+    wire: str = "plain"
 
 
 def train(job: Job, fault: Fault, tell: Connection) -> Story:
@@ -90,7 +91,8 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
             raise ValueError("a bug")
 
     elastic = Elastic(key_file=job.key_file)
-    with tw.attach(model, optimizer, job.strategy, elastic=elastic, silence_s=SILENCE_S) as link:
+    wire: Any = job.wire
+    with tw.attach(model, optimizer, job.strategy, elastic=elastic, silence_s=SILENCE_S, wire=wire) as link:
         tell.send(("at", link._elastic.world.me.to_json(), os.getpid()))
         sampler = link.sampler(NUM_SAMPLES, batch_size=job.batch_size, fixed=job.fixed)
         for epoch in link.epochs(job.num_epochs):
@@ -158,10 +160,10 @@ class Workers:
                 {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}, (faults or {}).get(rank)
             )
 
-    def join(self, contact: int) -> int:
+    def join(self, contact: int, **environment: str) -> int:
         """Start one more, by way of worker `contact`; gives its number."""
         host, port = self.wait_for(contact, "at")[1][1:]
-        self._start({"THINWIRE_JOIN": f"127.0.0.1:1,{host}:{port}"}, None)
+        self._start({"THINWIRE_JOIN": f"127.0.0.1:1,{host}:{port}", **environment}, None)
         return len(self.processes) - 1
 
     def _start(self, place: dict[str, str], fault: Fault | None) -> None:

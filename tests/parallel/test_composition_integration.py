@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,20 @@ def clipped_alone() -> tuple[dict[str, Tensor], list[float]]:
     return model.state_dict(), norms
 
 
+def clipped_without(left_out: int) -> dict[str, Tensor]:
+    """One process in float32, without one step."""
+    model = CNN.model().float()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(STEPS):
+        x, y = CNN.batch(number)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(x.float()), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        if number != left_out:
+            optimizer.step()
+    return model.state_dict()
+
+
 def under(strategy: tw.Strategy) -> tuple[dict[str, Tensor], float]:
     """The model, and the training loss of the whole batch after it."""
     model = split(2)
@@ -73,6 +88,34 @@ def under(strategy: tw.Strategy) -> tuple[dict[str, Tensor], float]:
             train(model, optimizer, CNN, range(1), rows())
     x, y = CNN.batch(0)
     return tw.parallel.full_state_dict(model), float(nn.functional.cross_entropy(model(x), y).detach())
+
+
+def scaled(sharded: bool, overflow_at: int) -> tuple[dict[str, Tensor], list[float]]:
+    """With a GradScaler, and an overflow that only one worker's strip has; and its scales."""
+    model, scales, number = split(2).float(), list[float](), 0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = tw.parallel.GradScaler("cpu", init_scale=2.0**4)
+
+    def overflow(gradient: Tensor) -> Tensor:
+        if number != overflow_at or dist.get_rank() != 1:
+            return gradient
+        wrong = gradient.clone()
+        assert isinstance(wrong, DTensor)
+        wrong.to_local().fill_(math.inf)
+        return wrong
+
+    model.get_parameter("classifier.0.weight").register_hook(overflow)
+    with tw.attach(model, optimizer, tw.AllReduce(), sharded=sharded) as link:
+        for number in range(STEPS):
+            x, y = CNN.batch(number)
+            optimizer.zero_grad()
+            scaler.scale(nn.functional.cross_entropy(model(x.float()[rows()]), y[rows()])).backward()
+            scaler.unscale_(optimizer)
+            link.clip_grad_norm_(CLIP)
+            scaler.step(optimizer)
+            scaler.update()
+            scales.append(scaler.get_scale())
+    return tw.parallel.full_state_dict(model), scales
 
 
 def in_bfloat16() -> float:
@@ -114,6 +157,13 @@ def everything(folder: Path) -> dict[str, Any]:
     for name, strategy in STRATEGIES.items():
         found["strategies"][name] = under(strategy)
     found["bfloat16"] = in_bfloat16()
+    found["scaled"] = [scaled(sharded, 2) for sharded in (False, True)]
+    model = split(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with tw.attach(model, optimizer, tw.GossipGraD()) as link:
+        told = r"cannot hold classifier.0.weight, which is split, under GossipGraD.* whose replicas differ"
+        with pytest.raises(tw.errors.UsageError, match=told):
+            tw.Checkpoint(folder / "gossip", link=link, model=model, optimizer=optimizer)
     resumed(folder, 2, False, 2)
     resumed(folder, 1, True, 4)
     return found
@@ -124,6 +174,7 @@ def test_what_split_layers_compose_with(tmp_path: Path) -> None:
     results = run_processes(WORKERS, everything, tmp_path)
     reference, norms = clipped_alone()
     x, y = CNN.batch(0)
+    left_out = clipped_without(2)
     before = float(nn.functional.cross_entropy(CNN.model()(x), y).detach())
     for found in results:
         for groups in (1, 2):
@@ -136,6 +187,10 @@ def test_what_split_layers_compose_with(tmp_path: Path) -> None:
             for key, value in results[0]["strategies"][name][0].items():
                 assert torch.allclose(model[key], value), name
         assert found["bfloat16"] < 0.02
+        for state, scales in found["scaled"]:
+            assert scales == [2.0**4] * 2 + [2.0**3] * (STEPS - 2)  # left out once, by all workers
+            for name, value in left_out.items():
+                assert (state[name] - value).norm() < 1e-4 * value.norm(), name
     # two workers go on where four were, with another number of groups
     models = run_processes(2, resumed, tmp_path, 1, False, STEPS)
     whole = CNN.model()

@@ -75,6 +75,7 @@ def few() -> dict[Key, State]:
     with pytest.warns(UserWarning, match=r"group 1 of 2 \(workers 2 to 3\) spans the sites here, there"):
         tw.parallel.hybridize(CASES["mlp"].model(), groups=2, layers=["0"])
     del os.environ["THINWIRE_SITE"]
+    refuse_unequal_batches()
     before = [id(p) for p in model.parameters()]
     plan = tw.parallel.hybridize(model, groups=2, layers=["0", "12"], dry_run=True)
     assert [id(p) for p in model.parameters()] == before
@@ -83,6 +84,29 @@ def few() -> dict[Key, State]:
     split = parallelized_by_torch(model, plan)
     assert torch.equal(split["0.weight"], CASES["mlp"].model().state_dict()["0.weight"])
     return together(FEW, FEW_STEPS)
+
+
+def refuse_unequal_batches() -> None:
+    """Gloo alone would end the process; in the first forward, and where all was well before."""
+    rank, layers = dist.get_rank(), {"cnn": "classifier.0", "mlp": "0", "transformer": "embedding"}
+    for name, layer in layers.items():
+        case = CASES[name]
+        model = case.model()
+        tw.parallel.hybridize(model, groups=2, layers=case.layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(tw.errors.UsageError, match=r"wire='tls' cannot encrypt .* which is split"):
+            tw.attach(model, optimizer, tw.AllReduce(), wire="tls")
+        x, _ = case.batch(0)
+        for good in range(3):
+            if good:
+                model(x[:3])
+            if rank >= 2:
+                continue
+            told = r"inputs of different shapes: \(3,.* on worker 0, \(4,.* on worker 1\n.*drop_last"
+            with pytest.raises(
+                tw.errors.UsageError, match=rf"^{layer}: the workers of its group have {told}"
+            ):
+                model(x[: 3 + rank])
 
 
 def parallelized_by_torch(model: torch.nn.Module, plan: tw.parallel.HybridPlan) -> State:

@@ -99,9 +99,13 @@ def test_every_operation_over_gloo() -> None:
 
 
 def receive_in_any_order() -> list[int]:
-    """Receives end when their message comes, not in the order they were posted."""
     lane = connect(None, timeout_s=500, silence_s=500)
     assert lane is not None
+    return receive_in_any_order_on(lane)
+
+
+def receive_in_any_order_on(lane: Lane) -> list[int]:
+    """Receives end when their message comes, not in the order they were posted."""
     ended: queue.SimpleQueue[int] = queue.SimpleQueue()
     order: list[int] = []
     if lane.rank == 0:

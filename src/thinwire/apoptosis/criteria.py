@@ -28,8 +28,6 @@ from thinwire.apoptosis.units import Group
 
 ROUNDING = 64.0
 """Differences up to this many roundings count as none."""
-NUM_LINES = 8
-"""Directions in which rows are compared before they are compared in full."""
 
 
 @dataclass(slots=True)
@@ -208,16 +206,17 @@ def _merge(merges: Merges, rows: Tensor, kind: str, tolerance: float) -> None:
 def _with_twins(unit: Tensor, sign: float, tolerance: float) -> Tensor:
     """Rows that may be `sign` times another one; hardly any others.
 
-    Rows are compared in a few random directions first: differences there are no larger than the whole.
+    Rows are compared along a random direction first: differences there are no larger than the whole.
     """
     generator = torch.Generator().manual_seed(0)
-    lines = torch.randn(unit.shape[1], NUM_LINES, generator=generator, dtype=unit.dtype)
-    seen = unit @ (lines / lines.norm(dim=0))
-    apart = torch.cdist(seen, sign * seen, compute_mode="donot_use_mm_for_euclid_dist")
-    apart.fill_diagonal_(torch.inf)
-    # 4: rows of other lengths, and projections are rounded
-    near: Tensor = apart <= 4.0 * tolerance * NUM_LINES**0.5
-    return near.any(1).nonzero().flatten()
+    line = torch.randn(unit.shape[1], generator=generator, dtype=unit.dtype)
+    seen, places = (unit @ (line / line.norm())).sort()
+    reach = 4.0 * tolerance  # rows of other lengths, and projections are rounded
+    low = torch.searchsorted(seen, sign * seen - reach)
+    high = torch.searchsorted(seen, sign * seen + reach, right=True)
+    itself = 1 if sign > 0 else 0
+    near: Tensor = places[high - low > itself].sort().values
+    return near
 
 
 def bounds(model: nn.Module, merges: Merges, input_norm: float) -> dict[int, float]:

@@ -21,8 +21,9 @@ from thinwire.apoptosis.moments import Moments
 from thinwire.apoptosis.surgery import Fold, Removal, named_tensors
 from thinwire.apoptosis.units import Group
 
-RIDGE = 1e-6
-"""Relative to the mean square of the neurons: so much smaller differences count as none."""
+RIDGES = (1e-6, 1e-5, 1e-4, 1e-3)
+"""Relative to the mean square of the neurons: so much smaller differences count as none. The first that is
+larger than the rounding of the sums: the more alike neurons are, the more that is."""
 BLOCK = 64
 """Neurons that are weighed against each other before the rest is brought up to date."""
 SMALLEST = 1e-200
@@ -34,6 +35,8 @@ Array = NDArray[np.float64]
 class _Consumer:
     """One consumer's view of the neurons that are left: the inverse of S, and B = a^T a over its outputs."""
 
+    matrix: Tensor
+    """All of S, also when some are gone."""
     inverse: Tensor
     """With a last row and column for the constant 1, where it can be folded."""
     gram: Tensor
@@ -90,10 +93,7 @@ def eliminate(
     gone = torch.zeros(group.size, dtype=torch.bool)
     gone[order] = True
     kept, dropped = (~gone).nonzero().flatten(), gone.nonzero().flatten()
-    folds = {
-        each.weight: _solve(moments[each.weight].second, kept, dropped, _takes_constants(group, each.weight))
-        for each in group.consumers
-    }
+    folds = {weight: _solve(view.matrix, kept, dropped) for weight, view in zip(views, found, strict=True)}
     num_dead = int(dead[dropped].sum())
     causes = {"dead": num_dead, "made up for by others": len(dropped) - num_dead}
     causes = {cause: count for cause, count in causes.items() if count}
@@ -105,12 +105,17 @@ def _takes_constants(group: Group, weight: str) -> bool:
     return consumer.takes_constants and "pad" not in group.operations
 
 
-def _regularised(second: Tensor, constants: bool) -> Tensor:
-    matrix = second.clone() if constants else second[:-1, :-1].clone()
-    count = len(second) - 1
-    ridge = RIDGE * float(second.diagonal()[:-1].mean()) + 1e-30
-    matrix.diagonal()[:count] += ridge
-    return matrix
+def _factored(second: Tensor, constants: bool) -> tuple[Tensor, Tensor] | None:
+    """S with a ridge, and its Cholesky factor."""
+    plain = second if constants else second[:-1, :-1]
+    count, mean = len(second) - 1, float(second.diagonal()[:-1].mean())
+    for ridge in RIDGES:
+        matrix = plain.clone()
+        matrix.diagonal()[:count] += ridge * mean + 1e-30
+        factor, info = torch.linalg.cholesky_ex(matrix)
+        if not int(info):
+            return matrix, factor
+    return None
 
 
 def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Consumer | None:
@@ -118,12 +123,12 @@ def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Con
     columns = group.columns(consumer)
     data = named_tensors(model)[weight].detach().movedim(1, 0)[columns].flatten(1)
     data = data.to("cpu", torch.promote_types(data.dtype, torch.float32))
-    matrix = _regularised(moments.second, _takes_constants(group, weight))
-    factor, info = torch.linalg.cholesky_ex(matrix)
-    if int(info) or moments.variance <= 0.0:
+    found = _factored(moments.second, _takes_constants(group, weight))
+    if found is None or moments.variance <= 0.0:
         return None
+    matrix, factor = found
     inverse = torch.cholesky_inverse(factor)
-    return _Consumer(inverse, (data @ data.T).double(), moments.variance, moments.rows)
+    return _Consumer(matrix, inverse, (data @ data.T).double(), moments.variance, moments.rows)
 
 
 def _choose(
@@ -189,10 +194,12 @@ def _choose_in_block(
     return chosen
 
 
-def _solve(second: Tensor, kept: Tensor, dropped: Tensor, constants: bool) -> Fold:
-    matrix = _regularised(second, constants)
-    base = torch.cat([kept, torch.tensor([len(second) - 1])]) if constants else kept
-    factor = torch.linalg.cholesky(matrix[base][:, base])
+def _solve(matrix: Tensor, kept: Tensor, dropped: Tensor) -> Fold:
+    """What those that stay take over; a row and column of S more than neurons stands for the constant 1."""
+    count = len(kept) + len(dropped)
+    base = torch.cat([kept, torch.arange(count, len(matrix))])
+    factor = torch.linalg.cholesky(_square(matrix, base))
     solved = torch.cholesky_solve(matrix[base][:, dropped], factor).T
+    constants = len(matrix) > count
     offsets = solved[:, -1].clone() if constants else torch.zeros(len(dropped), dtype=torch.float64)
     return Fold(coefficients=solved[:, : len(kept)].contiguous(), constants=offsets)

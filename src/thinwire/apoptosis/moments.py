@@ -35,13 +35,19 @@ class Moments:
     rows: float = 0.0
 
     def flat(self) -> Tensor:
+        """All numbers once: products are symmetric."""
         count = torch.tensor([self.rows], dtype=torch.float64)
-        return torch.cat([self.products.flatten(), self.output, count])
+        return torch.cat([self.products[*self._upper()], self.output, count])
 
     def set_(self, flat: Tensor) -> None:
-        split = flat.split([self.products.numel(), self.output.numel(), 1])
-        self.products = split[0].view_as(self.products).clone()
+        upper = self._upper()
+        split = flat.split([upper.shape[1], self.output.numel(), 1])
+        self.products = torch.zeros_like(self.products)
+        self.products[*upper] = self.products.T[*upper] = split[0]
         self.output, self.rows = split[1].clone(), float(split[2])
+
+    def _upper(self) -> Tensor:
+        return torch.triu_indices(len(self.products), len(self.products))
 
     @property
     def second(self) -> Tensor:

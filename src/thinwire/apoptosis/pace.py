@@ -7,14 +7,17 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-FASTER, SLOWER = 1.25, 0.5
-MOST, LEAST = 2.0, 1 / 16
+FASTER, SLOWER = 1.5, 0.5
+MOST, LEAST = 3.0, 1 / 16
 """Of the budget."""
 GROWTH = 2
 """Each interval between removals is so many times the one before: what goes early is saved for longer, and
 what an event costs does not depend on when it is."""
 SURE = 2.0
 """A rise or a fall counts if it is so many standard errors large."""
+
+LITTLE = 0.02
+"""Of a layer: from which less went has a rest."""
 
 Decision = Literal["remove", "undo", "wait"]
 
@@ -108,3 +111,31 @@ class RemovalPace:
         self._before = (float(saved["before"][0]), float(saved["before"][1])) if saved["before"] else None
         self._checks, self._due = int(saved["checks"]), int(saved["due"])
         self._fresh = bool(saved["fresh"])
+
+
+@dataclass(slots=True)
+class Rests:
+    """Layers that had little to give are left out of the next event, then of the next two, four ..., until
+    they give more: weighing them costs the same, whatever comes of it."""
+
+    _left: dict[int, int] = field(default_factory=dict)
+    """By layer: events that it is still left out of."""
+    _length: dict[int, int] = field(default_factory=dict)
+
+    def awake(self, count: int) -> list[int]:
+        """Which of so many layers are weighed at this event."""
+        found = [number for number in range(count) if not self._left.get(number)]
+        self._left = {number: left - 1 for number, left in self._left.items() if left > 0}
+        return found
+
+    def weighed(self, number: int, share: float) -> None:
+        """So much of a layer has gone."""
+        self._length[number] = 0 if share >= LITTLE else max(1, 2 * self._length.get(number, 0))
+        self._left[number] = self._length[number]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"left": list(self._left.items()), "length": list(self._length.items())}
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self._left = {int(number): int(left) for number, left in saved["left"]}
+        self._length = {int(number): int(length) for number, length in saved["length"]}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import nn
@@ -47,6 +48,9 @@ class Apoptosis:
     """Optimizer steps between two events."""
     start: int | None = None
     """Steps before the first event; None: `every`."""
+    stop: int | None = None
+    """Steps after which nothing goes any more: what is left needs some to settle. None: three quarters of
+    the `num_steps` that `attach` is told, else never."""
     min_width: int = 4
     """Neurons that every layer keeps."""
     budget: float | None = None
@@ -61,6 +65,8 @@ class Apoptosis:
         check_count("every", self.every, "steps")
         if self.start is not None:
             check_count("start", self.start, "steps")
+        if self.stop is not None:
+            check_count("stop", self.stop, "steps")
         check_count("min_width", self.min_width, "neurons")
         if self.budget is not None:
             check(0 < self.budget < 1, "budget", "between 0 and 1", self.budget)
@@ -76,11 +82,28 @@ class Apoptosis:
         """The budget in force."""
         return BUDGETS[self.mode] if self.budget is None else self.budget
 
-    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Shrinking:
+    def within(self, num_steps: int | None) -> Apoptosis:
+        """The same for a training of so many steps, if that is known."""
+        if self.stop is not None or num_steps is None:
+            return self
+        return replace(self, stop=max(1, num_steps * 3 // 4))
+
+    def is_due(self, steps: int) -> bool:
+        """Whether something is decided after so many steps."""
+        return self.steps_to_next(steps) == 0
+
+    def steps_to_next(self, steps: int) -> float:
+        """How many more are made before something is decided: 0 now, infinity never again."""
+        ahead = max(self.first - steps, -(steps - self.first) % self.every)
+        return ahead if self.stop is None or steps + ahead <= self.stop else math.inf
+
+    def join(
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
+    ) -> Shrinking:
         """Called by `attach`."""
         from thinwire.apoptosis.shrinking import Shrinking
 
-        return Shrinking(self, link, model, optimizers)
+        return Shrinking(self.within(num_steps), link, model, optimizers)
 
 
 def parse(text: str) -> Apoptosis:
@@ -89,7 +112,7 @@ def parse(text: str) -> Apoptosis:
     values: dict[str, float | int] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        check_one_of("apoptosis setting", key, ("every", "start", "min_width", "budget", "lasso"))
+        check_one_of("apoptosis setting", key, ("every", "start", "stop", "min_width", "budget", "lasso"))
         try:
             values[key] = float(value) if key in ("budget", "lasso") else int(value)
         except ValueError as error:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from thinwire.apoptosis.lasso import GroupLasso
 from thinwire.apoptosis.moments import FEWEST_NEURONS, Table, measure
-from thinwire.apoptosis.pace import RemovalPace
+from thinwire.apoptosis.pace import RemovalPace, Rests
 from thinwire.apoptosis.plan import MOST_WEIGHED, decode, encode, find_removals, shrink_groups
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
@@ -31,7 +31,7 @@ from thinwire.apoptosis.surgery import (
 )
 from thinwire.apoptosis.trace import Call, trace
 from thinwire.apoptosis.units import Group
-from thinwire.engine.link import Link
+from thinwire.apoptosis.workers import Workers
 from thinwire.errors import ThinwireError, UsageError
 from thinwire.events import Shrunk
 
@@ -44,7 +44,7 @@ class Shrinking:
     """Apoptosis joined to a link (`link.companion`)."""
 
     def __init__(
-        self, settings: Apoptosis, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]
+        self, settings: Apoptosis, link: Workers, model: nn.Module, optimizers: Sequence[Optimizer]
     ) -> None:
         self.settings = settings
         self.history: list[Shrunk] = []
@@ -56,7 +56,7 @@ class Shrinking:
         """Samples in one call."""
         self._widest = MOST_WEIGHED
         """Neurons that the next event weighs at once, at most."""
-        self._pace = RemovalPace(adaptive=settings.mode == "adaptive")
+        self._pace, self._rests = RemovalPace(adaptive=settings.mode == "adaptive"), Rests()
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any], list[Group]] | None = None
         self._groups: list[Group] | None = None
@@ -73,8 +73,11 @@ class Shrinking:
         if self._lasso is not None and self._lasso.is_due(done) and self._calls:
             self._link.synchronize()
             self._lasso.apply_(self._model, self.groups())
-        if self._is_due(done) and not self._pace.skip():
+        if self.settings.is_due(done) and not self._pace.skip():
             self._event()
+        if done == self.settings.stop:
+            self._undo = None  # a copy of everything
+            self._calls.clear()
 
     def leave(self) -> None:
         self._handle.remove()
@@ -84,32 +87,40 @@ class Shrinking:
         return {"parameters": float(sum(p.numel() for p in self._model.parameters()))}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"pace": self._pace.state_dict(), "events": len(self.history)}
+        own = {"pace": self._pace.state_dict(), "rests": self._rests.state_dict()}
+        return {**own, "events": len(self.history)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._pace.load_state_dict(saved["pace"])
+        self._rests.load_state_dict(saved["rests"])
         self._undo = self._groups = None  # what came before the checkpoint is gone
 
     # -- recording ----------------------------------------------------------------------------------
 
-    def _is_due(self, steps: int) -> bool:
-        first, every = self.settings.first, self.settings.every
-        return steps >= first and (steps - first) % every == 0
-
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the last calls before an event; earlier ones would be forgotten again."""
-        if not module.training or not torch.is_grad_enabled():
-            return
-        given = Call(args, kwargs)
+        if module.training and torch.is_grad_enabled():
+            self.remember(Call(args, kwargs))
+
+    def remember(self, given: Call, *, at_once: int = 1) -> None:
+        """Keep a call if an event may be near; `at_once`: calls that come in every step."""
         self._call_rows = given.rows() or self._call_rows
-        first, every = self.settings.first, self.settings.every
-        ahead = max(first - self._link.steps, -(self._link.steps - first) % every)
-        wanted = -(-ROWS_PER_NEURON * self._widest // max(1, self._call_rows * self._link.world_size))
-        soon = ahead <= wanted and self._pace.removal_is_next
-        if soon or (self._lasso is not None and not self._calls):
+        if self.listens:
             self._calls.append(given.copy())
-            while len(self._calls) > wanted + 1:
+            while len(self._calls) > (self._wanted + 1) * at_once:
                 self._calls.popleft()
+
+    @property
+    def listens(self) -> bool:
+        """Whether calls are kept now."""
+        ahead = self.settings.steps_to_next(self._link.steps)
+        soon = ahead <= self._wanted and self._pace.removal_is_next
+        return soon or (self._lasso is not None and not self._calls)
+
+    @property
+    def _wanted(self) -> int:
+        """Steps whose calls an event looks at."""
+        return -(-ROWS_PER_NEURON * self._widest // max(1, self._call_rows * self._link.world_size))
 
     # -- an event -----------------------------------------------------------------------------------
 
@@ -166,7 +177,8 @@ class Shrinking:
 
     def _agree(self) -> list[Removal]:
         """What rank 0 decides, from the data of all workers, on every worker."""
-        link, groups = self._link, [part for group in self.groups() for part in group.split(MOST_WEIGHED)]
+        link, awake = self._link, self._rests.awake(len(self.groups()))
+        groups = [part for number in awake for part in self.groups()[number].split(MOST_WEIGHED)]
         table = measure(self._model, groups, list(self._calls))
         _sum_(table, link)
         everyone, budget = link.everyone, self.settings.limit * self._pace.strength
@@ -175,13 +187,16 @@ class Shrinking:
             found = find_removals(
                 self._model, groups, table, budget=budget, min_width=self.settings.min_width
             )
-        if link.world_size == 1:
-            return found
-        described, numbers = encode(groups, found)
-        described = everyone.gather_objects(described)[0]
-        if link.rank != 0:
-            found, numbers = decode(groups, described)
-        everyone.broadcast_tensors_(numbers, 0)
+        if link.world_size > 1:
+            described, numbers = encode(groups, found)
+            described = everyone.gather_objects(described)[0]
+            if link.rank != 0:
+                found, numbers = decode(groups, described)
+            everyone.broadcast_tensors_(numbers, 0)
+        for number in awake:
+            whole = self.groups()[number]
+            gone = sum(len(each.dropped) for each in found if each.group.name == whole.name)
+            self._rests.weighed(number, gone / whole.size)
         return found
 
     def _all_can(self, removals: Sequence[Removal]) -> bool:
@@ -255,7 +270,8 @@ class Shrinking:
                 widths=self._widths(),
                 before=before,
                 num_parameters=sum(p.numel() for p in self._model.parameters()),
-                removed=removed,
+                removed=max(0, removed),
+                brought_back=max(0, -removed),
                 causes=causes,
                 change=change,
                 seconds=time.perf_counter() - began_s,
@@ -264,7 +280,7 @@ class Shrinking:
         )
 
 
-def _sum_(table: Table, link: Link) -> None:
+def _sum_(table: Table, link: Workers) -> None:
     """Add up what all workers have measured."""
     for moments in table.values() if link.world_size > 1 else ():
         flat = moments.flat()

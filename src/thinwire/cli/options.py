@@ -30,6 +30,14 @@ Data = Annotated[Path | None, typer.Option(metavar="DIR", help="Folder with the 
 Shuffle = Annotated[
     str, typer.Option(help="dealt: all workers have all data; own: each keeps a part; ring: parts mix.")
 ]
+Apoptosis = Annotated[
+    str,
+    typer.Option(
+        metavar="MODE",
+        help="Let the network shrink: conservative, adaptive or aggressive, with settings as in "
+        "adaptive:every=100.",
+    ),
+]
 Device = Annotated[
     str, typer.Option(help="auto, cpu or cuda; workers may share a GPU. auto: cuda if there is one.")
 ]

@@ -6,7 +6,6 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from thinwire.cli.output import columns
-from thinwire.planner.balance import best_groups, hybrid_bytes
 from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds, count, three_digits
 
 if TYPE_CHECKING:
@@ -92,16 +91,18 @@ def _groups(made: Plan, workers: int) -> str:
     matrices = [shape for shape in made.workload.shapes if len(shape) == 2]
     if not matrices or made.workload.batch is None or workers == 1:
         return ""
+    from thinwire.parallel.volumes import LayerSize, divisors  # a package that imports torch
+
     ofm, ifm = max(matrices, key=lambda shape: shape[0] * shape[1])
-    sizes = {"minibatch": made.workload.batch * workers, "nodes": workers}
-    groups = best_groups(ifm, ofm, **sizes)
+    size = LayerSize(in_features=ifm, out_features=ofm, num_weights=ifm * ofm, rows=made.workload.batch)
+    sent = {groups: size.hybrid_bytes(workers, groups, size.better_split) for groups in divisors(workers)}
+    groups = min(sent, key=lambda groups: sent[groups])
     if groups == workers:
         return ""
-    split, whole = (hybrid_bytes(ifm, ofm, groups=each, **sizes) for each in (groups, workers))
     return (
         f"Hybrid layers: the largest fully connected one ({ofm} x {ifm}) would send least in "
-        f"{count(groups, 'group')} of {workers // groups} workers: {as_bytes(split)} per worker and step, "
-        f"data-parallel {as_bytes(whole)} (Das et al.)."
+        f"{count(groups, 'group')} of {workers // groups} workers: {as_bytes(sent[groups])} per worker and "
+        f"step, data-parallel {as_bytes(sent[workers])} (tw.parallel.hybridize)."
     )
 
 

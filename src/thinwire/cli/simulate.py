@@ -57,6 +57,7 @@ def simulate(
     seed: options.Seed = 0,
     data: options.Data = None,
     shuffle: options.Shuffle = "dealt",
+    apoptosis: options.Apoptosis = "",
     device: options.Device = "auto",
     emulate: Annotated[
         str | None, typer.Option(metavar="NET", help=f"No training, sizes alone: {options.NET}.")
@@ -83,7 +84,7 @@ def simulate(
     compute_s = None if compute is None else parse_duration(compute, field="compute")
     cluster: dict[str, Any] = {"compute_s": compute_s, "jitter": jitter, "max_steps": steps, **times}
     choices: dict[str, Any] = {"epochs": epochs, "batch_size": batch_size, "seed": seed, "data": data}
-    choices |= {"shuffle": shuffle, "device": device}
+    choices |= {"shuffle": shuffle, "apoptosis": apoptosis, "device": device}
     planned = []  # all settings are checked before the first run
     for description, text in product(hosts, dict.fromkeys(strategy)):
         config = resolve(recipe, text, workers=len(description.hosts), **choices)

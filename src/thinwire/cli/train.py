@@ -54,14 +54,7 @@ def train(
     seed: options.Seed = 0,
     data: options.Data = None,
     shuffle: options.Shuffle = "dealt",
-    apoptosis: Annotated[
-        str,
-        typer.Option(
-            metavar="MODE",
-            help="Let the network shrink: conservative, adaptive or aggressive, with settings as in "
-            "adaptive:every=100.",
-        ),
-    ] = "",
+    apoptosis: options.Apoptosis = "",
     device: options.Device = "auto",
     out: options.Out = None,
     save_every: Annotated[

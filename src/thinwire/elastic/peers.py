@@ -22,9 +22,9 @@ from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.roster import Roster
 from thinwire.errors import DataError, PeerLost
 from thinwire.wire.control import Message
+from thinwire.wire.patience import BEAT_S, Patience
 
 _log = logging.getLogger("thinwire")
-BEAT_S = 0.5
 RETRY_S = 0.5
 _TICK_S = 0.05
 """While the membership changes."""
@@ -43,9 +43,8 @@ class PeerConnections:
         self.me = me
         self.on_change: Callable[[Membership], None] = lambda membership: None
         """Called from the thread here when a membership is adopted."""
-        self.patience_s = 3 * silence_s
-        """How long a worker that cannot reach a quorum waits before it gives up."""
-        self._door, self._key, self._silence_s = door, key, silence_s
+        self.patience = Patience(silence_s)
+        self._door, self._key = door, key
         self.changed = threading.Condition(threading.RLock())
         """Held for everything below; notified whenever something has changed."""
         self.roster = Roster(me, None, retry_s=RETRY_S)
@@ -108,7 +107,7 @@ class PeerConnections:
                         self.roster.want_change()
                         self._poke()
                     lonely_since = None if self.roster.has_quorum else (lonely_since or now_s)
-                    if lonely_since is not None and now_s > lonely_since + self.patience_s:
+                    if lonely_since is not None and now_s > lonely_since + self.patience.alone_s:
                         self._end_alone(allow_minority=allow_minority)
                 self.changed.wait(_TICK_S)
 
@@ -256,10 +255,10 @@ class PeerConnections:
         membership = self.roster.membership
         for id_ in [] if membership is None else membership.ids:
             quiet_s = now_s - self._heard_s.setdefault(id_, now_s)
-            if id_ == self.me.id or id_ in self.roster.knowledge.dead or quiet_s < self._silence_s / 2:
+            if id_ == self.me.id or id_ in self.roster.knowledge.dead or quiet_s < self.patience.ask_s:
                 continue
             self._send_all(["probe", id_])
-            if quiet_s > self._silence_s:
+            if quiet_s > self.patience.silence_s:
                 vouched_s, _ = self._vouched.get(id_, (0.0, ""))
                 self.roster.notice_silence(id_, others_hear=now_s - vouched_s < 3 * BEAT_S)
 
@@ -282,6 +281,8 @@ class PeerConnections:
         self._published = [each for each in self._published if each[1] >= found.generation]
         self._values = {key: value for key, value in self._values.items() if key[0] >= found.generation}
         self._connect_missing()
+        for id_ in set(self._channels) - set(found.ids):  # who joins waits for those that it was told of
+            self._send(id_, ["members", found.to_json()])
         self._news.append(found)
         self._poke()
         self.changed.notify_all()
@@ -300,7 +301,10 @@ class PeerConnections:
         outgoing, self.roster.outbox = self.roster.outbox, []
         for to, message in outgoing:
             relay_at_s, relay = self._vouched.get(to, (0.0, ""))
-            if to in self.roster.knowledge.unreachable and time.monotonic() - relay_at_s < self._silence_s:
+            if (
+                to in self.roster.knowledge.unreachable
+                and time.monotonic() - relay_at_s < self.patience.silence_s
+            ):
                 self._send(relay, ["relay", to, message])
             else:
                 self._send(to, ["roster", message])
@@ -345,8 +349,10 @@ class PeerConnections:
         threading.Thread(target=shake, name="thinwire-guest", daemon=True).start()
 
     def _note_stranger(self, address: str, error: Exception) -> None:
-        if isinstance(error, Silence):
-            return  # a member that looks whether this one still listens, or a port scanner
+        membership = self.roster.membership
+        hosts = {self.me.host} if membership is None else {member.host for member in membership.members}
+        if isinstance(error, Silence) and address in hosts:
+            return  # a member that looks whether this one still listens
         if address not in self._strangers:
             self._strangers.add(address)
             _log.warning("refused a connection from %s: %s; told once per address", address, error)
@@ -394,7 +400,7 @@ class PeerConnections:
         except ConnectionRefusedError:
             with self.changed:
                 # not if it was silent before: the others may have gone on with it since
-                if time.monotonic() - self._heard_s.get(member.id, 0.0) < self._silence_s / 2:
+                if time.monotonic() - self._heard_s.get(member.id, 0.0) < self.patience.ask_s:
                     self.roster.notice_death(member.id)
         except OSError:
             pass  # it cannot be reached: silence will tell

@@ -4,6 +4,7 @@ generation.
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import logging
@@ -24,12 +25,15 @@ from thinwire.elastic.keys import KEY_BYTES, read_key
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
-from thinwire.errors import PeerError, PeerLate, PeerLost, SettingError, check
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
 from thinwire.wire.control import own_address
 from thinwire.wire.process_group import ProcessGroupLane, connect_members
+from thinwire.wire.tls.files import Contexts
 
 _log = logging.getLogger("thinwire")
+_LEAVES_S = 0.5
+"""For a joiner that has been refused to be gone, before the others connect anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,12 @@ class Elastic:
 class World:
     """One worker's place in an elastic world, generation after generation."""
 
-    def __init__(self, settings: Elastic, *, timeout_s: float, silence_s: float) -> None:
+    def __init__(
+        self, settings: Elastic, *, timeout_s: float, silence_s: float, tls: Contexts | None = None
+    ) -> None:
+        """`tls`: what the payload travels by; None: Gloo."""
         self._settings, self._timeout_s, self._silence_s = settings, timeout_s, silence_s
+        self._tls = tls
         self.generation = 0
         """The newest one that was tried."""
         self.membership: Membership | None = None
@@ -81,7 +89,7 @@ class World:
             hint = "give the key file of the running world, in Elastic(key_file=...) or THINWIRE_KEY_FILE"
             if key is None:
                 raise SettingError("joining a world needs its key", hint=hint)
-            self._peers = self._open_door(_route_to(addresses[0]), "j" + secrets.token_hex(2), key)
+            self._peers = self._open_door(_route_to(addresses), "j" + secrets.token_hex(2), key)
             self._peers.join(addresses)
         else:
             self._start(key)
@@ -102,13 +110,22 @@ class World:
             self.generation = found.generation
             try:
                 self._lane = self._form(found)
-            except PeerLost as error:
+            except (PeerLost, PeerDiffers) as error:
+                if isinstance(error, PeerDiffers):
+                    self._blame_joiner(error)
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
                 continue
             self.membership = found
             if self._moved_on(found.generation):  # before there was a lane to end
                 self._lane.abort(PeerLost("the workers have changed"))
             return self._lane
+
+    def _blame_joiner(self, error: PeerDiffers) -> None:
+        """Nobody can connect to a worker with another certificate: whoever is new has it, and leaves."""
+        if self.membership is None:
+            raise error
+        _log.warning("a worker that joins cannot be connected: %s", error.message)
+        time.sleep(_LEAVES_S)
 
     @property
     def known_steps(self) -> list[int]:
@@ -160,6 +177,7 @@ class World:
             timeout_s=self._timeout_s,
             silence_s=self._silence_s,
             lost=lost,
+            tls=self._tls,
         )
 
     def _moved_on(self, generation: int) -> bool:
@@ -217,7 +235,7 @@ class World:
             raise PeerLate(f"workers {missing} have not attached in {self._timeout_s:g} s") from error
 
     def _start_alone(self, key: bytes | None) -> None:
-        address = _route_to(("192.0.2.1", 9)) if key is not None else "127.0.0.1"
+        address = _route_to([("192.0.2.1", 9)]) if key is not None else "127.0.0.1"
         self._peers = self._open_door(address, "w0", key or secrets.token_bytes(KEY_BYTES))
         self._peers.start(Membership(1, (self.me,), secrets.token_hex(4)))
 
@@ -246,12 +264,12 @@ def _split(address: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
-def _route_to(address: tuple[str, int]) -> str:
-    """The address by which this host reaches another one."""
-    try:
-        family, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect(target)  # sends nothing
-            return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
+def _route_to(addresses: Sequence[tuple[str, int]]) -> str:
+    """The address by which this host reaches the first of some others whose name is known."""
+    for address in addresses:
+        with contextlib.suppress(OSError):
+            family, *_, target = socket.getaddrinfo(*address, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect(target)  # sends nothing
+                return str(probe.getsockname()[0])
+    return "127.0.0.1"

@@ -5,16 +5,19 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thinwire.engine.buckets import local
 from thinwire.engine.sparse_rows import sparse_parameters
 from thinwire.engine.strips import check_elementwise
 from thinwire.errors import SettingError, UsageError, check
 from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.base import Strategy
+from thinwire.wire.tls.files import TLS, Contexts, load
 
 # By name: importing them only to compare would cost every user a second at the start.
 _WRAPPERS = {"DataParallel", "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
@@ -134,6 +137,22 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy
             "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
             stacklevel=3,
         )
+
+
+def check_wire(wire: object, process_group: object, key_file: str, model: nn.Module) -> Contexts | None:
+    """What TLS connections are made with, if they are asked for."""
+    named = isinstance(wire, TLS) or wire in ("plain", "tls")
+    check(named, "wire", "'plain', 'tls' or TLS(file=...)", wire)
+    if wire == "plain":
+        return None
+    ours = process_group is None or isinstance(process_group, dist.ProcessGroup)
+    check(ours, "wire", "'plain' on a lane of your own", wire)
+    if name := next((name for name, p in model.named_parameters() if local(p) is not p), ""):
+        raise UsageError(
+            f"wire='tls' cannot encrypt the activations of {name}, which is split",
+            hint="do not split layers, or encrypt the network underneath, as WireGuard does",
+        )
+    return load((wire if isinstance(wire, TLS) else TLS()).path(key_file))
 
 
 def check_elastic(strategy: Strategy, process_group: object, replica_ranks: object, model: nn.Module) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Protocol, get_args
+from typing import Literal, Protocol, get_args
 
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from thinwire.engine.arguments import (
     check_parameters,
     check_sharded,
     check_strategy,
+    check_wire,
     describe_optimizer,
     unwrapped,
 )
@@ -37,7 +38,9 @@ from thinwire.errors import UsageError, check, check_count, check_one_of, check_
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.local import LocalWorld
+from thinwire.wire.patience import Patience
 from thinwire.wire.process_group import connect
+from thinwire.wire.tls.files import TLS
 from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
 
@@ -56,7 +59,9 @@ LEAST_MESSAGE_BYTES = 64 << 10
 class Attachable(Protocol):
     """Settings of something that acts between steps."""
 
-    def join(self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer]) -> Companion: ...
+    def join(
+        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
+    ) -> Companion: ...
 
 
 def attach(
@@ -74,6 +79,7 @@ def attach(
     num_steps: int | None = None,
     elastic: bool | Elastic = False,
     apoptosis: Attachable | None = None,
+    wire: Literal["plain", "tls"] | TLS = "plain",
 ) -> Link:
     """Train `model` together with the other workers, the way `strategy` says.
 
@@ -105,6 +111,8 @@ def attach(
         elastic: go on when workers die, freeze, come back or join (see docs/elastic.md): True, or `Elastic`
             with settings.
         apoptosis: `tw.Apoptosis(...)`, if the network is to shrink while it trains.
+        wire: "tls", or `TLS(file=...)`: gradients and weights travel by mutual TLS, with the certificate
+            that `thinwire keys new --tls` has made (see docs/security.md); "plain": by torch's own backends.
 
     >>> import torch, thinwire as tw
     >>> model = torch.nn.Linear(2, 1)
@@ -126,13 +134,15 @@ def attach(
     check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
     if num_steps is not None:
         check_count("num_steps", num_steps, "steps")
+    given_elastic = elastic if isinstance(elastic, Elastic) else Elastic()
+    tls = check_wire(wire, process_group, given_elastic.key_file, model)
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
     if sharded:
         check_sharded(model, optimizers, strategy)
         check(apoptosis is None, "sharded", "False where the network shrinks (apoptosis)", sharded)
     settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
-    settings.append(f"sharded {sharded}")
+    settings += [f"sharded {sharded}", f"wire {'plain' if tls is None else 'tls'}"]
     settings += [f"apoptosis {apoptosis!r}"] if apoptosis is not None else []
     settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
     if elastic:
@@ -146,13 +156,15 @@ def attach(
             transport.core = core
             return core
 
-        given = elastic if isinstance(elastic, Elastic) else Elastic()
-        world = World(given, timeout_s=timeout_s, silence_s=silence_s)
+        world = World(given_elastic, timeout_s=timeout_s, silence_s=silence_s, tls=tls)
         regrouper = Regrouper(world, make_core, settings, timeout_s)
         core, transport = regrouper.form(None)
+        if core.lane.rank == 0:
+            # the level that is shown to those who have not set up logging
+            _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
         return Link(core, transport, lambda core: cut(core, {}, bucket_bytes), regrouper=regrouper)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        lane: Lane = connect(process_group, timeout_s, silence_s) or LocalWorld(1).lane(0)
+        lane: Lane = connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
     else:
         lane = process_group
     group_of = _groups(model, replica_ranks or {}, process_group, lane)
@@ -164,12 +176,13 @@ def attach(
         rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
         rebuild(core)
         transport.core = core
-        tells = num_steps is not None and lane.rank == 0 < lane.world_size - 1
-        if tells and (advice := strategy.advice(num_steps or 0)):
-            _log.warning(advice)
+        if lane.rank == 0 < lane.world_size - 1:
+            _log.info(Patience(silence_s).describe(timeout_s, elastic=False))
+            if advice := strategy.advice(num_steps, lane.world_size):
+                _log.warning(advice)
         link = Link(core, transport, rebuild, advises=num_steps is None)
         if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers)
+            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
         return link
     except BaseException:
         transport.stop()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -260,6 +260,13 @@ class ParameterBucket:
             self.refused = not self._uneven.isfinite()  # a complex infinity, divided, is NaN
             self._gradients.div_(math.nan if self.refused else self._weight)
             self._uneven_bits[0] = 0
+
+    @torch.no_grad()
+    def refuse_(self, gradients: Iterable[Tensor]) -> None:
+        """Have no step made with these gradients, since some worker's are not finite."""
+        self.refused = True
+        for gradient in gradients:
+            local(gradient).fill_(math.nan)
 
     @torch.no_grad()
     def scatter_(self, own: Sequence[Tensor | None]) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine import folders, tensors
+from thinwire.engine.buckets import local
 from thinwire.engine.folders import Manifest
 from thinwire.engine.link import Link
 from thinwire.engine.parts import OwnBuffers, OwnPart, Part, Random, Replica, mean
@@ -78,6 +79,7 @@ class Checkpoint:
         if (split := link.split_replica(optimizer)) is not None:
             self.parts |= {"split": split, "buffers": OwnBuffers(model, link.rank)}
         elif link.has_groups:
+            _refuse_split_replicas(model, link)
             self.parts["split"] = Replica(model, optimizer)
         elif link.strategy.replicas_agree:
             self.parts |= {"model": model, "optimizer": optimizer, "buffers": OwnBuffers(model, link.rank)}
@@ -275,3 +277,13 @@ def _describe(model: nn.Module, optimizer: Optimizer, split: SplitReplica | None
     if split is not None and split.owned is not None:
         sizes = split.owned.group_sizes(optimizer)
     return {"optimizer": f"{type(optimizer).__name__} over {sizes} parameters", **about}
+
+
+def _refuse_split_replicas(model: nn.Module, link: Link) -> None:
+    """Replicas that differ are saved by each worker, which has only a part of a split layer."""
+    if name := next((name for name, p in model.named_parameters() if local(p) is not p), ""):
+        raise UsageError(
+            f"a checkpoint cannot hold {name}, which is split, under {link.strategy!r}, "
+            "whose replicas differ",
+            hint="keep tw.parallel.full_state_dict(model), or use a strategy such as AllReduce",
+        )

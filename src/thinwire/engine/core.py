@@ -6,11 +6,12 @@ Nothing here waits: methods that have to, yield what to wait for, one after anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -186,6 +187,11 @@ class Core:
         self.context.step = steps + 1
 
     @property
+    def has_groups(self) -> bool:
+        """Whether only some workers hold copies of some parameters."""
+        return any(group.ranks is not None for group in self.groups)
+
+    @property
     def stats(self) -> Stats:
         return Stats(
             steps=self.steps,
@@ -228,10 +234,11 @@ class Core:
         """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
         asked for so many steps ago. Where replicas differ not all know of it: who has it raises alone, and
         the others are told of that as of any error."""
+        only_some = self.has_groups and self.strategy.overlap == "forward"  # those that hold the bucket
         names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
         name = next((name for name in names if name), "")
         told = [""] * self.lane.rank + [name]
-        if self.strategy.replicas_agree or not name:
+        if not only_some and (self.strategy.replicas_agree or not name):
             mine = encode_name(name)
             everyones = mine.new_empty(self.lane.world_size * mine.numel())
             yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
@@ -244,6 +251,16 @@ class Core:
             "torch.amp.GradScaler, which leaves such steps out",
         )
 
+    def refused_elsewhere(self) -> Generator[Work, None, bool]:
+        """Whether some worker has gradients that are refused: where workers hold different parameters, not
+        all know of it, and a step of only some would tear the model. Called by all after a reduction."""
+        if not self.has_groups:
+            return False
+        refused = torch.tensor([any(bool(bucket.refused) for bucket in self.buckets)], dtype=torch.uint8)
+        everyones = refused.new_empty(self.lane.world_size)
+        yield self.engine.issue(lambda wire: wire.all_gather(refused, everyones))
+        return bool(everyones.any())
+
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
 
@@ -251,7 +268,7 @@ class Core:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
         with self.reducer.gradients():
             limit = norm_to_clip(self.strategy, max_norm, self.lane.world_size)
-            if self.sharded or any(group.ranks is not None for group in self.groups):
+            if self.sharded or self.has_groups:
                 return clip_parts(self._gradient_parts(), limit, norm_type, self._gather_number)
             return nn.utils.clip_grad_norm_(self.model.parameters(), limit, norm_type)
 
@@ -373,6 +390,19 @@ class Core:
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state: leaves by parameter, and the rest by group."""
         return state.dump_all(self.strategy, self.steps, self.buckets, [group.state for group in self.groups])
+
+    def shrunken_state(
+        self, kept: state.Kept, move: Callable[[dict[str, Tensor]], None] = lambda values: None
+    ) -> dict[str, Any]:
+        """The strategy's state as it is for parameters that keep only these indices; `move` first changes
+        the values of copies of parameters, given by name."""
+        saved = self.state_dict()
+        leaves = [each for bucket in self.buckets for each in bucket.leaves.items()]
+        for name in {name for name, leaf in leaves if leaf.of_parameters}:
+            move(saved["leaves"][name])
+        saved["leaves"] = state.shrink(saved["leaves"], kept)
+        # What belongs to no parameter may still have the size of one: it begins anew.
+        return {**saved, "layout": []}
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of the states that all workers saved, in order of rank."""

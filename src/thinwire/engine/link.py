@@ -136,7 +136,7 @@ class Link:
     @property
     def has_groups(self) -> bool:
         """Whether only some workers hold copies of some parameters."""
-        return any(group.ranks is not None for group in self._core.groups)
+        return self._core.has_groups
 
     @property
     def sharded(self) -> bool:
@@ -232,14 +232,7 @@ class Link:
         if self.sharded:
             raise UsageError("sharded=True has no reshape", hint="detach, cut the model, and attach again")
         self.synchronize()
-        saved = self._core.state_dict()
-        for name in {
-            n for bucket in self._core.buckets for n, each in bucket.leaves.items() if each.of_parameters
-        }:
-            move(saved["leaves"][name])
-        saved["leaves"] = state.shrink(saved["leaves"], kept)
-        # What belongs to no parameter may still have the size of one: it begins anew.
-        self._reassemble(change, {**saved, "layout": []})
+        self._reassemble(change, self._core.shrunken_state(kept, move))
 
     def restore(self, saved: dict[str, Any], change: Callable[[], None]) -> None:
         """Go back to parameters of an earlier shape, which `change` brings back, with the strategy's state of
@@ -525,7 +518,8 @@ class Link:
             self.synchronize()
             if self._mixes and self._mean_at != self._core.steps:
                 self.average_()
-            if self._advises and self.rank == 0 and (advice := self.strategy.advice(self._core.steps)):
+            told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
+            if self._advises and self.rank == 0 and advice != told:
                 _log.warning(advice)
 
     def _join_strips(self) -> None:

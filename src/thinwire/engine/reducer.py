@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -28,6 +28,7 @@ class Launcher(Protocol):
     def wait_for(self, works: Iterable[Work]) -> None: ...
     def background(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
+    def refused_elsewhere(self) -> Generator[Work, None, bool]: ...
     def refusing(self, *, asked_before: int = 0) -> Iterator[Work]: ...
 
 
@@ -80,6 +81,9 @@ class BackwardReducer:
         for rows in self._rows:
             yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
+        if (yield from self._launcher.refused_elsewhere()):
+            for bucket in self._buckets:
+                bucket.refuse_(p.grad for p in bucket.parameters if p.grad is not None)
         self.weight = 1.0
         self._unused = _Witness.among(self._buckets)
 

@@ -8,7 +8,7 @@ optimizer needs 1 / P of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -37,6 +37,7 @@ class StripLauncher(Protocol):
     def position(self, place: int) -> tuple[int, int]: ...
     def send_buffers(self) -> None: ...
     def receiving_buffers(self) -> Iterator[Work]: ...
+    def refused_elsewhere(self) -> Generator[Work, None, bool]: ...
     def wait_for(self, works: Iterable[Work]) -> None: ...
 
 
@@ -117,6 +118,10 @@ class ShardedReducer:
             yield task
             strip.give_gradients_()
         yield from self._launcher.receiving_buffers()
+        if (yield from self._launcher.refused_elsewhere()):
+            for strip in self.strips:
+                grads = [piece.parameter.grad for piece in strip.pieces]
+                strip.bucket.refuse_(grad for grad in grads if grad is not None)
         self.weight = 1.0
 
     def _send(self) -> None:

@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.errors import UsageError
+from thinwire.errors import PeerLost, UsageError
+from thinwire.parallel.batches import GONE_HINT, EqualBatches
 
 Move = Callable[[Tensor], Tensor]
 
@@ -38,11 +39,13 @@ class ActivationGroup:
     rank: int
     layer: str
     """Its name, for errors."""
+    batches: EqualBatches
 
     # -- what a layer's input and output hooks call ---------------------------------------------------
 
     def gather_rows(self, x: Tensor) -> Tensor:
         """Own rows, all features -> all rows, all features."""
+        self.batches.check(self.layer, x)
         return _moved(x, self._all_gather, self._reduce_scatter, self.size)
 
     def sum_to_rows(self, partial: Tensor) -> Tensor:
@@ -51,6 +54,7 @@ class ActivationGroup:
 
     def rows_to_strip(self, x: Tensor, widths: Sequence[int]) -> Tensor:
         """Own rows, all features -> all rows, own strip of features; `widths` are those of all strips."""
+        self.batches.check(self.layer, x)
         return _moved(x, lambda x: self._to_strip(x, widths), lambda g: self._to_rows(g, widths), self.size)
 
     def strip_to_rows(self, y: Tensor, widths: Sequence[int]) -> Tensor:
@@ -105,10 +109,9 @@ class ActivationGroup:
         try:
             operation()
         except RuntimeError as error:
-            raise UsageError(
+            raise PeerLost(
                 f"{self.layer}: its group could not pass on activations of shape {tuple(x.shape)}: {error}",
-                hint="all workers of a group need batches of one shape, as DataLoader(..., drop_last=True) "
-                "gives; or one of them is gone",
+                hint=GONE_HINT,
             ) from error
 
 

@@ -13,12 +13,14 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor.parallel import parallelize_module
 
 from thinwire.errors import SettingError, check, check_count
+from thinwire.parallel.batches import EqualBatches
 from thinwire.parallel.choose import Choice, Costs, costs
 from thinwire.parallel.layers import Candidate, candidates, count_rows, named_layers
 from thinwire.parallel.network import Network, measure_network
 from thinwire.parallel.plan import HybridPlan, LayerPlan
 from thinwire.parallel.volumes import divisors
 from thinwire.wire.backend import has_world, start_world
+from thinwire.wire.values import gather_values
 
 
 def hybridize(
@@ -140,8 +142,10 @@ def _apply(
     )
     for groups, mesh in plan.meshes.items():
         _warn_of_sites(groups, num_workers)
-        names = [candidate.name for candidate in split if number[candidate.name] == groups]
-        parallelize_module(model, mesh["tp"], {name: plan.styles[name] for name in names})
+        here = [candidate for candidate in split if number[candidate.name] == groups]
+        batches = EqualBatches(mesh["tp"].get_group(), next(model.parameters()).device)
+        parallelize_module(model, mesh["tp"], {each.name: each.style(batches) for each in here})
+        batches.hook(model)
     return plan
 
 
@@ -176,9 +180,7 @@ def _layer_plan(
 
 def _warn_of_sites(groups: int, num_workers: int) -> None:
     """Activations are waited for in every layer: a group should not span a thin uplink."""
-    mine = os.environ.get("THINWIRE_SITE", "")
-    sites: list[Any] = [None] * num_workers
-    dist.all_gather_object(sites, mine)
+    sites = [str(site) for site in gather_values(os.environ.get("THINWIRE_SITE", ""))]
     size = num_workers // groups
     for group in range(groups):
         members = sites[group * size : (group + 1) * size]

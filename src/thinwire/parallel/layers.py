@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from thinwire.errors import SettingError, check
+from thinwire.parallel.batches import EqualBatches
 from thinwire.parallel.lstm import BatchColwiseLSTM
 from thinwire.parallel.styles import BatchColwise, BatchRowwise
 from thinwire.parallel.volumes import LayerSize, Split
@@ -60,10 +61,11 @@ class Candidate:
         size = self.sizes(1.0)[0]
         return size.in_features if self.split == "rowwise" else size.out_features
 
-    def style(self) -> ParallelStyle:
+    def style(self, batches: EqualBatches | None = None) -> ParallelStyle:
         if isinstance(self.module, nn.LSTM):
-            return BatchColwiseLSTM(self.name)
-        return BatchRowwise(self.name) if self.split == "rowwise" else BatchColwise(self.name)
+            return BatchColwiseLSTM(self.name, batches)
+        kind = BatchRowwise if self.split == "rowwise" else BatchColwise
+        return kind(self.name, batches)
 
     def input_rows(self, input: Tensor) -> float:
         """Rows in an input of the layer."""

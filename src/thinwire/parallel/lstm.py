@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from thinwire.errors import UsageError
 from thinwire.parallel.activations import ActivationGroup
+from thinwire.parallel.batches import EqualBatches
 from thinwire.parallel.styles import group_of, split_, strip_widths
 
 State = tuple[Tensor, Tensor]
@@ -27,12 +28,12 @@ State = tuple[Tensor, Tensor]
 class BatchColwiseLSTM(ParallelStyle):
     """Split the input projections of an `nn.LSTM` by gates; own rows go in and out."""
 
-    def __init__(self, name: str = "layer") -> None:
-        self.name = name
+    def __init__(self, name: str = "layer", batches: EqualBatches | None = None) -> None:
+        self.name, self.batches = name, batches
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, nn.LSTM)
-        group = group_of(device_mesh, self.name)
+        group = group_of(device_mesh, self.name, self.batches)
         for layer in range(module.num_layers):
             for key in (f"weight_ih_l{layer}", f"bias_ih_l{layer}")[: 1 + module.bias]:
                 split_(module, key, device_mesh, Shard(0), self.src_data_rank)

@@ -25,6 +25,7 @@ from torch.distributed.tensor import (
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from thinwire.parallel.activations import ActivationGroup
+from thinwire.parallel.batches import EqualBatches
 
 
 def strip_widths(num_features: int, num_strips: int) -> list[int]:
@@ -42,9 +43,11 @@ class BatchColwise(ParallelStyle):
     """Split a layer by its output features; all rows of the group come in, own rows go out."""
 
     name: str = "layer"
+    batches: EqualBatches | None = None
+    """By default each forward of the layer compares shapes."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = group_of(device_mesh, self.name)
+        group = group_of(device_mesh, self.name, self.batches)
         dim = 1 if isinstance(module, nn.Embedding) else 0
         features = cast(Tensor, module.weight).shape[dim]
         widths = strip_widths(features, group.size)
@@ -67,9 +70,11 @@ class BatchRowwise(ParallelStyle):
     """Split a linear layer by its input features; its partial outputs are summed over the group."""
 
     name: str = "layer"
+    batches: EqualBatches | None = None
+    """By default each forward of the layer compares shapes."""
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
-        group = group_of(device_mesh, self.name)
+        group = group_of(device_mesh, self.name, self.batches)
         assert isinstance(module, nn.Linear)
         widths = strip_widths(module.in_features, group.size)
 
@@ -90,8 +95,10 @@ class BatchRowwise(ParallelStyle):
         return distribute_module(module, device_mesh, partition, enter, leave)
 
 
-def group_of(mesh: DeviceMesh, layer: str) -> ActivationGroup:
-    return ActivationGroup(mesh.get_group(), mesh.size(), mesh.get_local_rank(), layer)
+def group_of(mesh: DeviceMesh, layer: str, batches: EqualBatches | None) -> ActivationGroup:
+    group = mesh.get_group()
+    batches = batches or EqualBatches(group, torch.device(mesh.device_type))
+    return ActivationGroup(group, mesh.size(), mesh.get_local_rank(), layer, batches)
 
 
 def split_(module: nn.Module, key: str, mesh: DeviceMesh, placement: Placement, source: int | None) -> None:

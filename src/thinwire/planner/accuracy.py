@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.strategies.measured import RESOLVED, Measured, Settings, table
+from thinwire.strategies.measured import Measured, Settings, table
 
 LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
@@ -50,12 +50,15 @@ def expected(
     workers: int,
     *,
     recipe: str | None = None,
+    adaptive: bool = False,
     rows: Sequence[Measured] | None = None,
 ) -> Expected | None:
     """The loss to expect; None where nobody has measured it with about as many workers.
 
     `settings` are all of the strategy's, defaults included. Where the recipe itself was measured, its row
     counts; else the worst of all that are judged by accuracy, since nobody knows which the model is like.
+    With an optimizer such as AdamW (`adaptive`), only what was trained with one counts, and a percent of
+    perplexity as a point: there the same strategies have lost far more.
     """
     if strategy == "all-reduce" or workers == 1:
         return EXACT
@@ -63,8 +66,7 @@ def expected(
     known = table() if rows is None else rows
     found = [row for row in known if row.strategy == strategy and _same(row.settings, own)]
     same = [row for row in found if row.recipe == recipe]
-    # percents of perplexity are no points of accuracy: they count for their own recipe only
-    found = same or [row for row in found if row.metric == "accuracy" and row.error <= RESOLVED]
+    found = same or [row for row in found if row.is_resolved and _counts_for_others(row, adaptive)]
     nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
     candidates = [row for row in nearest if row is not None]
     if not candidates:
@@ -80,6 +82,11 @@ def _same(measured: Settings, own: Settings) -> bool:
     """Whether these are the settings that were measured; one that did not exist then must be off."""
     known = all(name in own and own[name] == value for name, value in measured.items())
     return known and not any(value for name, value in own.items() if name not in measured)
+
+
+def _counts_for_others(row: Measured, adaptive: bool) -> bool:
+    # percents of perplexity are no points of accuracy; with SGD the recipes judged by accuracy are enough
+    return row.adaptive if adaptive else row.metric == "accuracy"
 
 
 def _recipes(rows: Sequence[Measured]) -> list[str]:

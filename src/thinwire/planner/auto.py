@@ -28,6 +28,8 @@ from thinwire.wire.work import Work, training_thread
 OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle:momentum=0.0", "gtopk")
 """What it can pick; the first is exact SGD, with which it begins. None changes the learning rate. The last
 two share their residuals, which are empty whenever one of them begins."""
+ADAPTIVE = "exp_avg_sq"
+"""The average that optimizers such as AdamW keep, and SGD does not."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
 """Numbers that are sent to measure the wire: a part of the model's, within bounds."""
 EQUAL = 0.05
@@ -127,7 +129,7 @@ class AutoStrategy(Strategy):
         state.buckets = buckets
         for each in state.states:
             if isinstance(each, LocalState):
-                each.residuals = _residuals(state)
+                each.backlogs = _residuals(state)
         return state
 
     async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
@@ -167,7 +169,7 @@ class AutoStrategy(Strategy):
         if not overrides(_options()[index], "mix"):
             return
         mean = bucket.read()
-        if isinstance(state.states[index], LocalState):  # changes that others have not seen yet
+        if isinstance(state.states[index], LocalState):  # changes of all that were not passed on yet
             residual = _residuals(state)[bucket.index]
             mean[: residual.numel()].add_(residual)
             residual.zero_()
@@ -218,7 +220,7 @@ class AutoStrategy(Strategy):
         times = {
             index: planner.play(option, world_size).step_s
             for index, option in enumerate(_options())
-            if not state.banned[index] and self._allowed(OPTIONS[index], option, world_size)
+            if not state.banned[index] and self._allowed(OPTIONS[index], option, state, world_size)
         }
         best = min(times, key=lambda index: times[index])
         # exact SGD wins among equals, and so does what is used already
@@ -227,8 +229,9 @@ class AutoStrategy(Strategy):
                 return index
         return best
 
-    def _allowed(self, text: str, option: Strategy, world_size: int) -> bool:
-        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size)
+    def _allowed(self, text: str, option: Strategy, state: AutoState, world_size: int) -> bool:
+        adaptive = ADAPTIVE in state.buckets[0].optimizer_state
+        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size, adaptive=adaptive)
         return loss is not None and loss.loss <= self.accuracy_budget
 
     def _switch(self, state: AutoState, pick: int, *, tell: bool) -> None:

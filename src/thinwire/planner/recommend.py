@@ -70,7 +70,8 @@ def recommend(
     rivals = [p for p in shown if p.workers == chosen.workers]
     name, given = registry.parse(chosen.strategy)
     steps = workload.num_steps
-    advice = "" if steps is None else registry.build(name, given).advice(max(1, steps // chosen.workers))
+    own_steps = None if steps is None else max(1, steps // chosen.workers)
+    advice = registry.build(name, given).advice(own_steps, chosen.workers)
     return Recommendation(
         strategy=chosen.strategy,
         workers=chosen.workers,

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,6 +16,7 @@ from thinwire.compress.select import prepare, select_
 from thinwire.compress.sparse import SparseLayout, new_message
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.probe import quickest
+from thinwire.wire.values import gather_values
 
 SMALL, LARGE_S, TRIES = 8, 0.25, 5
 """Numbers in a message that only shows latency; seconds that a transfer should take; tries of each."""
@@ -50,9 +50,7 @@ def gather_speeds(same: Sequence[bool], turns: int | None = None) -> list[Speeds
         if turn == sum(same[:rank]):
             own = _own_speeds()
         dist.barrier()
-    gathered: list[Any] = [None] * len(same)
-    dist.all_gather_object(gathered, asdict(own))
-    return [Speeds(**each) for each in gathered]
+    return [Speeds(**each) for each in gather_values(asdict(own))]
 
 
 def _reference_step() -> Callable[[], None]:
@@ -197,9 +195,7 @@ def processor_s_per_byte(bit_per_s: float) -> float:
         plain_per_s, _ = _steps_beside(step, lambda: time.sleep(LARGE_S))
         busy_per_s, busy_s = _steps_beside(step, lambda: _ring_s(numbers, 4))
         taken.append((1 - busy_per_s / plain_per_s) * busy_s / (share * numbers.nbytes))
-    found: list[Any] = [None] * world_size
-    dist.all_gather_object(found, statistics.median(taken))
-    return max(0.0, float(statistics.median(found)))
+    return max(0.0, float(statistics.median(gather_values(statistics.median(taken)))))
 
 
 def _steps_beside(step: Callable[[], None], work: Callable[[], object]) -> tuple[float, float]:

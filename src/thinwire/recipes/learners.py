@@ -114,6 +114,12 @@ class RecipeLearner(Learner):
             side_lane = worker.core.side_lane("shuffle", worker.driver)
             self._ring = VirtualRing(setup.data, setup.config.seed, *side_lane)
 
+    @property
+    def batch(self) -> tuple[Tensor, Tensor]:
+        """Inputs and targets that were drawn last."""
+        assert self._batch is not None
+        return self._batch
+
     def begin(self, epoch: int) -> None:
         self._group.replicas.forget(self.host)  # nothing is carried over from the epoch before
         if self._ring is not None:
@@ -139,8 +145,7 @@ class RecipeLearner(Learner):
         return True
 
     def ask(self) -> None:
-        assert self._batch is not None
-        self._group.replicas.ask(self.host, *self._batch)
+        self._group.replicas.ask(self.host, *self.batch)
 
     def learn(self) -> None:
         self._group.replicas.learn(self.host)

@@ -130,7 +130,7 @@ class RunSetup:
         config = self.config
         if config.workers == 1 or config.strategy not in strategies.names():
             return ""
-        advice = strategies.build(config.strategy, config.settings).advice(num_steps)
+        advice = strategies.build(config.strategy, config.settings).advice(num_steps, config.workers)
         if advice and log:
             _log.warning(advice)
         return advice

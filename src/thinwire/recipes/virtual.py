@@ -6,6 +6,7 @@ Time is virtual: `train_s` and everything derived from it are seconds of the clo
 
 from __future__ import annotations
 
+import math
 import socket
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ from thinwire.recipes.config import RunConfig, run_started
 from thinwire.recipes.learners import RecipeLearners
 from thinwire.recipes.meter import ProgressMeter, evaluate, summarize
 from thinwire.recipes.setup import RunSetup, talks
+from thinwire.recipes.virtual_shrinking import join
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
 from thinwire.simulate.session import Session
@@ -136,6 +138,7 @@ class VirtualTraining:
         lockstep = agree and self._strategy.overlap != "forward" and not cluster.description.faults
         self._learners = RecipeLearners(setup, self._stepped, agree=agree, lockstep=lockstep)
         self._advice = setup.advice(cluster.max_steps or self._learners.plan.num_steps, log=True)
+        self._given_s, self._bucket_bytes = cluster.compute_s, cluster.bucket_bytes
         self._compute_s = self._learners.measure() if cluster.compute_s is None else cluster.compute_s
         cluster = replace(cluster, compute_s=self._compute_s)  # events record the measured time
         latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}
@@ -148,8 +151,9 @@ class VirtualTraining:
             seed=config.seed,
             recovery_s=cluster.recovery_s,
         )
-        if cluster.max_steps is not None:
-            self._session.num_steps = cluster.max_steps
+        self._shrinking = join(config, self._session, self._learners, self._compute, partial(self._emit, 0))
+        self._max_steps = math.inf if cluster.max_steps is None else cluster.max_steps
+        self._session.num_steps = self._max_steps
         self.evaluations: list[Evaluated] = []
         """One for each epoch that is over."""
         self._epoch = 0
@@ -169,7 +173,14 @@ class VirtualTraining:
             name = f"host{host} (virtual)" if config.workers > 1 else socket.gethostname()
             emit(host, run_started(cluster.config(config), config.workers, name))
 
+    def _compute(self) -> ComputeModel:
+        """How long a step takes now: with a time that was given, always that."""
+        seconds = self._learners.measure() if self._given_s is None else self._given_s
+        return ComputeModel.of(seconds, bucket_bytes=self._bucket_bytes)
+
     def _stepped(self, host: int, loss: float, num_samples: int) -> None:
+        if self._shrinking is not None:
+            self._shrinking.stepped(host, loss)
         self._meters[host].stepped(loss, num_samples, self._epoch)
 
     @property
@@ -191,7 +202,7 @@ class VirtualTraining:
             self._learners.begin(self._epoch - 1)
         for meter in self._meters:
             meter.start()
-        self._session.epoch()
+        self._train()
         for meter in self._meters:
             meter.pause()
         if self._learners.lockstep is not None:
@@ -200,6 +211,25 @@ class VirtualTraining:
         self.evaluations.append(self._evaluate())
         self._emit(0, self.evaluations[-1])
         return self.evaluations[-1]
+
+    def _train(self) -> None:
+        """Train until the batches of this epoch are over; apoptosis acts where all have come to its step."""
+        session, shrinking = self._session, self._shrinking
+        if shrinking is None:
+            session.epoch()
+            return
+        while True:
+            due = shrinking.next_step
+            session.num_steps = min(self._max_steps, due)
+            session.epoch()
+            steps = session.stats(session.hosts[0]).steps
+            if steps == due:
+                taken_s = shrinking.act()
+                if self._given_s is None:
+                    session.clock.run(until=session.clock.sleep(taken_s).done)
+            if steps < session.num_steps or steps >= self._max_steps:
+                break
+        session.num_steps = self._max_steps
 
     def result(self) -> SimulationResult:
         """Sum up the run, once it is done."""
@@ -227,6 +257,8 @@ class VirtualTraining:
                 "shuffle must be 'dealt' or 'own' in a simulation that is saved, got 'ring'",
                 hint="run it in one go",
             )
+        given = self._setup.config.apoptosis
+        check(not given, "apoptosis", "left out in a simulation that is saved", given)
         on_gpu = self._setup.device.type == "cuda"
         return {
             "epoch": self._epoch,

@@ -51,20 +51,40 @@ class Replicas:
         count = len(seeds)
         self._parameters = {n: torch.stack([p.detach()] * count) for n, p in model.named_parameters()}
         self._buffers = {n: torch.stack([b] * count) for n, b in model.named_buffers()}
-        self._slots = [self._replica(deepcopy(model), index, seed) for index, seed in enumerate(seeds)]
+        self._slots = [self._replica(deepcopy(model), seed) for seed in seeds]
+        self._lay_out()
         self._trainable = [name for name, p in model.named_parameters() if p.requires_grad]
         self._mapped = Mapped(model, loss, self._trainable, self._parameters, self._buffers)
         self._waiting: list[int] = []
 
-    def _replica(self, model: nn.Module, index: int, seed: int) -> _Slot:
-        """Make the model's parameters and buffers rows of the stacked ones."""
-        for name, parameter in model.named_parameters():
-            parameter.data = self._parameters[name][index]
-        for name, stacked in self._buffers.items():
-            owner, _, last = name.rpartition(".")
-            model.get_submodule(owner)._buffers[last] = stacked[index]
+    def _replica(self, model: nn.Module, seed: int) -> _Slot:
         trainable = [p for p in model.parameters() if p.requires_grad]
         return _Slot(model, trainable, torch.Generator().manual_seed(seed))
+
+    @torch.no_grad()
+    def _lay_out(self) -> None:
+        """Make the parameters and buffers of each replica rows of the stacked ones."""
+        for index, slot in enumerate(self._slots):
+            for name, parameter in slot.model.named_parameters():
+                parameter.set_(self._parameters[name][index])  # type: ignore[call-overload]
+            for name, stacked in self._buffers.items():
+                owner, _, last = name.rpartition(".")
+                slot.model.get_submodule(owner)._buffers[last] = stacked[index]
+
+    @torch.no_grad()
+    def reshaped(self) -> None:
+        """The parameters and buffers of all replicas have got another shape, each by itself: stack them."""
+        models = [slot.model for slot in self._slots]
+        for stacked, names in ((self._parameters, "named_parameters"), (self._buffers, "named_buffers")):
+            rows = [dict(getattr(model, names)()) for model in models]
+            for name in stacked:
+                stacked[name] = torch.stack([row[name].detach() for row in rows])
+        for slot in self._slots:
+            for parameter in slot.parameters:
+                parameter.grad = None  # of the old shape
+        self._lay_out()
+        self._mapped = Mapped(models[0], self._loss, self._trainable, self._parameters, self._buffers)
+        self._proven = False
 
     def state_dict(self) -> dict[str, Any]:
         """All replicas between two epochs; what is carried over from batch to batch is not in it."""

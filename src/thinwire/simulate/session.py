@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, Protocol
@@ -18,6 +18,8 @@ from thinwire.simulate.worker import Learner, Stage, VirtualWorker
 from thinwire.strategies.base import Strategy
 from thinwire.traffic import Traffic
 from thinwire.wire.local import LocalWorld
+from thinwire.wire.wire import Wire
+from thinwire.wire.work import Work
 
 NOTICE_S = 0.01
 """After this long the others know of a worker that was lost: a broken connection is noticed at once."""
@@ -59,7 +61,8 @@ class Session:
         """Faults that have come true, in words."""
         self.num_steps = math.inf
         """Steps after which every worker stops, wherever it is in its epoch."""
-        self._network, self._strategy, self._learners, self._model = network, strategy, learners, model
+        self.strategy, self.faults = strategy, description.faults
+        self._network, self._learners, self._model = network, learners, model
         self._recovery_s = recovery_s
         self._past = dict.fromkeys(self.hosts, Stats())
         self._lost: set[int] = set()
@@ -126,6 +129,25 @@ class Session:
             self._change()
             if not (self._lost or self._joining):  # nothing more has happened while they recovered
                 self._run()
+
+    def together(self, call: Callable[[Wire], Work]) -> None:
+        """Have all workers do one operation outside of training, and wait for it."""
+        works = [worker.core.outside.issue(call) for worker in self._workers.values()]
+        self.clock.run(until=lambda: all(work.done() for work in works))
+
+    def reassemble(
+        self, saved: Sequence[dict[str, Any]], change: Callable[[], None], compute: Callable[[], ComputeModel]
+    ) -> None:
+        """Go on with parameters of another shape, between two steps: `saved` has the strategies' states, in
+        order of rank, for the shapes that `change` gives the learners' parameters; `compute` then says how
+        long they take."""
+        steps = max(worker.core.steps for worker in self._workers.values())
+        for host in self.hosts:
+            self._past[host] = self.stats(host)
+        change()
+        self._model = compute()
+        self._tasks.clear()
+        self._world, self._workers = self._assemble([{**each, "steps": steps} for each in saved], steps)
 
     def _run(self) -> None:
         running, self._broken = set(self._workers), False
@@ -236,7 +258,7 @@ class Session:
         for rank in acting or range(len(self.hosts)):
             host = self.hosts[rank]
             ends = (world.lane(rank), self._learners.of(host), self._paces[host])
-            workers[host] = VirtualWorker(self._strategy, *ends, stage, steps=steps)
+            workers[host] = VirtualWorker(self.strategy, *ends, stage, steps=steps)
         for worker in workers.values() if saved else ():
             worker.core.load(saved)
         return world, workers

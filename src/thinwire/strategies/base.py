@@ -165,8 +165,9 @@ class Strategy(Protocol):
         all workers after the same step, when every `mix` has come back; the next step goes on as before."""
         return
 
-    def advice(self, num_steps: int) -> str:
-        """A warning for somebody who trains this many steps with these settings; mostly none."""
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        """A warning for somebody who trains this many steps (None: nobody knows yet) on so many workers with
+        these settings; mostly none."""
         return ""
 
     def instruments(self, state: Any) -> Mapping[str, float]:

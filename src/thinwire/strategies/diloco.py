@@ -42,8 +42,8 @@ class DiLoCo(LocalStrategy):
     delay: int = 0
     """Steps that a fragment may take to come back; 0: training waits for it."""
     payload: ChangePayload = "fp32"
-    """How changes look on the wire: "fp32" (as they are), "bf16", "int8" or "int4"; rounding errors are
-    sent later."""
+    """How changes look on the wire: "fp32" (as they are), "bf16", "int8" or "int4"; rounding errors count
+    the next time."""
     density: float = 1.0
     """Part of the changes that is sent, the largest; then values have 8 bits."""
     gossip: bool = False

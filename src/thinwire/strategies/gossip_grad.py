@@ -13,6 +13,7 @@ from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agree
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import GossipRound, GossipRuntime, GossipState
+from thinwire.strategies.measured import costs
 from thinwire.strategies.parts import check_finite, check_real
 from thinwire.strategies.settings import check_types
 from thinwire.topology import Schedule, Topology
@@ -176,6 +177,19 @@ class GossipGraD(Strategy):
     async def settle(self, buckets: Sequence[Bucket], state: GossipState, wire: Wire) -> None:
         if state.runtime.agreement is not None:
             await state.runtime.agreement.gathering
+
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        part = costs("gossip-grad", world_size, exchange="weights", share=0.1)
+        if self.share == 1 or part is None:
+            return ""
+        whole = costs("gossip-grad", part.workers, exchange="weights", share=1.0)
+        beside = "" if whole is None else f", all of it {whole.loss:.1f}"
+        return (
+            f"GossipGraD with share={self.share!r} may send a small part of the model; a tenth of it cost "
+            f"{part.loss:.1f} points of accuracy with {part.workers} workers ({part.recipe}, {part.epochs} "
+            f"epochs){beside}, and more on some networks; see docs/gossip_grad.md, 'What it costs in "
+            "accuracy', and docs/which.md"
+        )
 
     def instruments(self, state: GossipState) -> Mapping[str, float]:
         return {

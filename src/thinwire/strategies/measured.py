@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
-"""Rows with a larger standard error, in points, count for their own recipe only: they show mostly chance."""
+"""Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
+FAR = 4.0
+"""Standard errors."""
 
 Settings = Mapping[str, object]
 
@@ -37,11 +39,36 @@ class Measured:
     """Standard error of that difference."""
     seeds: int
     source: str
+    adaptive: bool = False
+    """Whether it was trained with an optimizer that scales every parameter's steps, such as AdamW."""
+
+    @property
+    def is_resolved(self) -> bool:
+        """Whether it shows more than chance; if not, it counts for its own recipe only."""
+        return self.error <= RESOLVED or self.loss > FAR * self.error
+
+
+def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
+    """The row that lost most of those with these settings and the nearest number of workers, as points.
+
+    >>> costs("gossip-grad", 16, share=0.1).workers
+    16
+    >>> costs("gossip-grad", 16, share=0.123)
+    """
+    rows = [
+        row
+        for row in table()
+        if row.strategy == strategy
+        and row.metric == "accuracy"
+        and row.is_resolved
+        and settings.items() <= row.settings.items()
+    ]
+    nearest = min((abs(row.workers - workers) for row in rows), default=0)
+    found = [row for row in rows if abs(row.workers - workers) == nearest]
+    return max(found, key=lambda row: row.loss, default=None)
 
 
 @functools.cache
 def table() -> tuple[Measured, ...]:
     """The rows that come with this version."""
-    names = {field.name for field in fields(Measured)}
-    rows = json.loads(TABLE.read_text(encoding="utf-8"))["rows"]
-    return tuple(Measured(**{name: row[name] for name in names}) for row in rows)
+    return tuple(Measured(**row) for row in json.loads(TABLE.read_text(encoding="utf-8"))["rows"])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.compress.codec import Codec, codec_of
+from thinwire.compress.codec import MOST_SPARSE, Codec, codec_of
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
@@ -17,6 +17,8 @@ from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
 FEW_WORKERS = 4
+FEWEST_CHANGES = 15
+"""Changes of a parameter in a training, on average: with fewer, accuracy was lost (docs/trickle.md)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +85,21 @@ class Trickle(LocalStrategy):
     @property
     def codec(self) -> Codec:
         return codec_of(self.density)
+
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        if num_steps is None or self.budget == "auto":
+            return ""
+        changes = self.density * num_steps / self.interval
+        if self.density > MOST_SPARSE or changes >= FEWEST_CHANGES:
+            return ""
+        enough = FEWEST_CHANGES * self.interval / max(1, num_steps)
+        more = f"set density={enough:.2g} or more"
+        better = more if enough <= MOST_SPARSE else "use SASGD() or AllReduce()"
+        return (
+            f"Trickle with density={self.density:g} and interval={self.interval} changes a parameter "
+            f"{changes:.2g} times in {num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: "
+            f"{better}, or train longer; see docs/trickle.md, 'What it costs in accuracy'"
+        )
 
     def outer_momentum(self, world_size: int) -> float:
         """The momentum for so many workers."""

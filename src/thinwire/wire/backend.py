@@ -14,7 +14,7 @@ import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,46 @@ from thinwire.wire.sockets import Opened, opened_by, shut_down
 from thinwire.wire.waiters import stop_all
 
 _COME_BACK_S = 2.0
+
+
+class Connected(Protocol):
+    """What one lane talks through."""
+
+    @property
+    def cpu(self) -> Any:
+        """A backend of torch.distributed, or what has its methods."""
+
+    @property
+    def cuda(self) -> Any: ...
+
+    def abort(self) -> None:
+        """End what is under way with an error."""
+
+
+class Source(Protocol):
+    """Where the lanes of a link get what they talk through."""
+
+    @property
+    def store(self) -> Store | None: ...
+
+    @property
+    def own_rank(self) -> int: ...
+
+    @property
+    def has_nccl(self) -> bool:
+        """Whether tensors on GPUs travel by NCCL."""
+
+    def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Connected:
+        """For one lane; blocks until all of `ranks` take theirs."""
+
+    def give_back(self, backends: Any) -> None:
+        """A lane has ended, with nothing under way."""
+
+    def abort(self) -> None:
+        """Have everybody come back who waits in a backend."""
+
+    def clear(self) -> None:
+        """Drop everything for good."""
 
 
 @dataclass(slots=True)
@@ -137,8 +177,8 @@ class Pool:
 
 pool = Pool()
 """Of the default process group."""
-own_pools: list[Pool] = []
-"""Of stores of their own, while they are in use."""
+own_pools: list[Source] = []
+"""Pools of stores of their own, and connections of TLS, while they are in use."""
 _WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """What srun and mpirun call the number of processes they have started."""

@@ -27,8 +27,6 @@ from thinwire.errors import PeerLate
 Message = list[Any]
 LONGEST = 1 << 14
 """Bytes of a message; whoever sends more is not one of us."""
-_UNANSWERED_S = 8.0
-"""Without an answer from the peer's kernel for so long, its host is down or cut off."""
 _HELLO_S = 5.0
 
 
@@ -102,7 +100,7 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
             absent = sorted(set(range(world_size)) - set(channels) - {rank})
             waited_s = timeout_s + min(0.0, time.monotonic() - deadline)
             raise PeerLate(
-                f"worker {rank} has waited {waited_s:.3g} s for workers {absent} to attach",
+                f"worker {rank} has waited {round(waited_s, 1):g} s for workers {absent} to attach",
                 rank=absent[0],
                 hint=f"see the output of that worker, and whether it can be reached from here ({error})",
             ) from error
@@ -145,8 +143,16 @@ class Mesh:
         self._selector = selectors.DefaultSelector()
         for channel in channels.values():
             channel.socket.setblocking(False)
-            _keep_alive(channel.socket)
+            channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._selector.register(channel.socket, selectors.EVENT_READ, channel)
+
+    def break_after(self, unanswered_s: float) -> None:
+        """End connections whose other host has not answered for so long."""
+        for channel in self._channels.values():
+            channel.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):
+                limit_ms = int(1000 * unanswered_s)
+                channel.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limit_ms)
 
     def send(self, message: Message) -> None:
         """To everyone who is still connected."""
@@ -172,10 +178,3 @@ class Mesh:
         self._selector.close()
         for channel in self._channels.values():
             channel.socket.close()
-
-
-def _keep_alive(connection: socket.socket) -> None:
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * _UNANSWERED_S))

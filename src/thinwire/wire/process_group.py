@@ -1,4 +1,4 @@
-"""Lanes over torch.distributed backends.
+"""Lanes over torch.distributed backends, or over TLS (`tls/backend.py`, which has their methods).
 
 Facts of the backends this rests on (torch 2.8 to 2.13):
 - Gloo point-to-point handles cannot be polled: a thread must block in `wait` for each.
@@ -23,15 +23,17 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from thinwire.errors import PeerError, PeerLate, PeerLost, UsageError
+from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, UsageError
 from thinwire.traffic import Op
-from thinwire.wire.backend import Backends, Pool, has_world, own_pools, pool, start_world
+from thinwire.wire.backend import Connected, Pool, Source, has_world, own_pools, pool, start_world
 from thinwire.wire.base import Buffer, Peer, Status
 from thinwire.wire.presence import Presence
 from thinwire.wire.ranges import range_of
 from thinwire.wire.ring import RING_BYTES, ring_reduce_scatter
+from thinwire.wire.tls.backend import TlsSource
+from thinwire.wire.tls.files import Contexts
 from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, after, finished
@@ -53,7 +55,7 @@ class ProcessGroupLane:
     """
 
     def __init__(
-        self, ranks: Sequence[int], name: str, watch: Watch, timeout_s: float, pool: Pool = pool
+        self, ranks: Sequence[int], name: str, watch: Watch, timeout_s: float, pool: Source = pool
     ) -> None:
         self.rank: int = list(ranks).index(pool.own_rank)
         self.world_size: int = len(ranks)
@@ -68,7 +70,7 @@ class ProcessGroupLane:
         """Of collectives, which all workers issue in one order."""
         self._error: BaseException | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], ProcessGroupLane] = {}
-        self._backends: Backends | None = None
+        self._backends: Connected | None = None
         self._backlog: list[Callable[[], None]] | None = None
         """Operations to issue once connected; None while nobody has asked to connect."""
         self._in_order = Waiters(f"thinwire-lane-{name}", limit=1)
@@ -221,6 +223,8 @@ class ProcessGroupLane:
             self._any_order.stop()
             if self._backends is not None:
                 self._pool.give_back(self._backends)
+            if self._pool in own_pools:
+                own_pools.remove(self._pool)
         elif self._backends is not None:
             self._backends.abort()
 
@@ -246,7 +250,7 @@ class ProcessGroupLane:
     # -- how things are started and waited for ---------------------------------------------------
 
     @property
-    def _connected(self) -> Backends:
+    def _connected(self) -> Connected:
         assert self._backends is not None, "operations are issued when connected"
         return self._backends
 
@@ -336,10 +340,11 @@ def _pinned_like(data: Tensor) -> Tensor:
 
 
 def connect(
-    process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float
+    process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float, tls: Contexts | None = None
 ) -> ProcessGroupLane | None:
     """The lane over `process_group` (None: the default group, which is started if nobody has yet and a
-    launcher has set up a world); None where there is no world to connect to."""
+    launcher has set up a world); None where there is no world to connect to. `tls`: what the payload travels
+    by; None: the backends of torch."""
     if process_group is None and not dist.is_initialized():
         if not has_world():
             return None
@@ -365,12 +370,11 @@ def connect(
                 raise presence.loss(dead, str(error)) from error
             raise
         watches.append(watch)
-        lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s)
-        try:
-            lane.connect()
-        except RuntimeError as error:
-            raise watch.explain(error) from error
-        return lane
+        source: Source = pool
+        if tls is not None:
+            source = TlsSource(PrefixStore(name, client), dist.get_rank(), ranks, tls, within_s)
+            own_pools.append(source)
+        return _connected_lane(ranks, watch, timeout_s, source)
 
     return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
 
@@ -383,31 +387,40 @@ def connect_members(
     timeout_s: float,
     silence_s: float,
     lost: Callable[[], PeerError | None],
+    tls: Contexts | None = None,
 ) -> ProcessGroupLane:
     """The lane between workers that a store of their own joins, all of whom are there now; the error `lost`,
     should there be one before they are connected."""
     ranks, watches = list(range(world_size)), list[Watch]()
-    own = Pool(store=store, rank=rank)
+    own: Source = Pool(store=store, rank=rank)
+    if tls is not None:
+        own = TlsSource(store, rank, ranks, tls, _MEET_S)
     own_pools.append(own)
 
     def meet() -> ProcessGroupLane:
         watch = Watch(store, "members", rank, ranks, _MEET_S, silence_s)
         watches.append(watch)
-        lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s, own)
-        try:
-            lane.connect()
-        except RuntimeError as error:
-            raise watch.explain(error) from error
-        return lane
+        return _connected_lane(ranks, watch, timeout_s, own)
 
     try:
-        return _within(_MEET_S + 10, meet, lambda: lost() or (watches[0].lost if watches else None))
+        return _within(_MEET_S + 10, meet, lambda: (watches[0].lost if watches else None) or lost())
     except BaseException:
         own.abort()
         own_pools.remove(own)
         for watch in watches:
             watch.stop()
         raise
+
+
+def _connected_lane(ranks: Sequence[int], watch: Watch, timeout_s: float, source: Source) -> ProcessGroupLane:
+    lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s, source)
+    try:
+        lane.connect()
+    except RuntimeError as error:
+        raise watch.explain(error) from error
+    except PeerError as error:  # it knows who is behind it, and the others do not
+        raise watch.ring(error) from error
+    return lane
 
 
 def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerError | None]) -> T:
@@ -437,6 +450,8 @@ def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerErro
         waiters.stop()
     if results:
         return results[0]
+    if errors and isinstance(errors[0], PeerDiffers):  # that others leave because of it says less
+        raise errors[0]
     if cause is not None:
         raise cause from (errors[0] if errors else None)
     if errors:

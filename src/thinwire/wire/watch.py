@@ -22,10 +22,11 @@ from torch.distributed.distributed_c10d import Store
 from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost
 from thinwire.wire import control
 from thinwire.wire.base import FAILING, LEFT, Status
+from thinwire.wire.patience import BEAT_S as BEAT_S  # tests set it here
+from thinwire.wire.patience import Patience
 
-BEAT_S = 0.5
 SILENCE_S = 10.0
-"""A worker that has not been heard of for this long is lost: killed, frozen or cut off."""
+"""Unless a user says otherwise."""
 _NOTICE_S = 4 * BEAT_S
 _GRACE_S = 0.3
 """A worker that stops with an error says so before its connection breaks."""
@@ -69,6 +70,8 @@ class Watch:
         self.ranks = list(ranks)
         about = [socket.gethostname(), os.environ.get("THINWIRE_SITE", ""), os.getpid()]
         self._mesh = control.connect(store, f"thinwire/{name}/", rank, len(self.ranks), about, timeout_s)
+        self._patience = Patience(silence_s)
+        self._mesh.break_after(self._patience.unanswered_s)
         now_s = time.monotonic()
         self._members = [
             WatchedWorker(rank, str(host), str(site), int(pid), heard_s=now_s)
@@ -77,7 +80,6 @@ class Watch:
         self._me = self._members[rank]
         self._others = [member for member in self._members if member is not self._me]
         self._beat_s = max(BEAT_S, len(self._others) / _MOST_BEATS_PER_S)
-        self._silence_s = silence_s
         self._lock = threading.Lock()
         self._lost: PeerError | None = None
         self._looked_s = now_s
@@ -224,10 +226,10 @@ class Watch:
         gone = [other for other in there if other.gone_s is not None and now_s > other.gone_s + _GRACE_S]
         if gone:
             self.ring(_silent(gone, "its connections broke"))
-        elif any(now_s > other.heard_s + self._silence_s for other in there):
-            silent = [other for other in there if now_s > other.heard_s + self._silence_s / 2]
+        elif any(now_s > other.heard_s + self._patience.silence_s for other in there):
+            silent = [other for other in there if now_s > other.heard_s + self._patience.ask_s]
             silent.sort(key=lambda other: other.heard_s)  # others may only be slow to beat, on a busy machine
-            self.ring(_silent(silent, f"no sign of life for {self._silence_s:g} s"))
+            self.ring(_silent(silent, f"no sign of life for {self._patience.silence_s:g} s"))
 
     def _hear(self, rank: int, message: control.Message) -> None:
         member = self._members[rank]

@@ -334,3 +334,13 @@ def test_diloco_among_two_peers_is_diloco() -> None:
     ours, theirs = (trained(tw.DiLoCo(interval=2, gossip=gossip), 2, 9) for gossip in (True, False))
     for a, b in zip(ours, theirs, strict=True):
         assert_close(a, b)
+
+
+def test_trickle_says_when_steps_are_too_few() -> None:
+    assert tw.Trickle().advice(5880, 8) == ""
+    assert tw.Trickle().advice(None, 8) == ""
+    said = tw.Trickle().advice(1710, 4)
+    assert "changes a parameter 6.4 times in 1,710 steps" in said
+    assert "set density=0.07 or more" in said
+    assert "use SASGD() or AllReduce()" in tw.Trickle().advice(100, 4)
+    assert tw.Trickle(density=1.0).advice(100, 4) == ""

@@ -156,14 +156,16 @@ def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -
 
 def test_too_few_steps_for_a_density_are_told() -> None:
     strategy = tw.GTopK(density=0.001)
-    assert strategy.advice(8000) == ""
-    assert strategy.advice(5880) == (
-        "GTopK with density=0.001 changes a parameter 5.9 times in 5,880 steps; fewer than about 8 cost "
-        "accuracy: set density=0.0014 or more, or train longer; "
+    assert strategy.advice(8000, 4) == ""
+    assert strategy.advice(5880, 4) == (
+        "GTopK with density=0.001 changes a parameter 5.9 times in 5,880 steps; fewer than about 8 with 4 "
+        "workers cost accuracy: set density=0.0014 or more, or train longer; "
         "see docs/gtopk.md, 'What it costs in accuracy'"
     )
-    assert strategy.advice(20).partition("accuracy: ")[2].startswith("send everything (all-reduce)")
-    assert tw.AllReduce().advice(1) == ""
+    assert strategy.advice(20, 4).partition("accuracy: ")[2].startswith("send everything (all-reduce)")
+    assert strategy.advice(None, 4) == ""
+    assert "fewer than about 24 with 16 workers" in strategy.advice(12_000, 16)
+    assert tw.AllReduce().advice(1, 4) == ""
 
 
 def judged(sparse_s: float, probe_s: float) -> CostProbe:

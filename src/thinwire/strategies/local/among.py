@@ -35,8 +35,9 @@ class Due(NamedTuple):
     """The parameters."""
     anchor: Tensor
     velocity: Tensor | None
-    residual: Tensor | None
-    """Of its beginning, the large parameters, where changes are encoded."""
+    backlog: Tensor | None
+    """Of its beginning, the large parameters, where changes are encoded: what was sent to this worker, which
+    adds up a region, and not passed on."""
     codec: Codec | None = None
     """How changes look on the wire; None: as they are."""
 
@@ -53,7 +54,11 @@ class Among(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Everyone:
-    """The mean over all workers, the same bits on all; small tensors travel as they are."""
+    """The mean over all workers, the same bits on all; small tensors travel as they are.
+
+    What a codec does not show of a worker's changes stays in its own parameters, and so is part of its next
+    changes.
+    """
 
     def weigh(self, progress: SampleProgress | None, wire: Wire) -> Weight:
         return Weight(1.0) if progress is None else progress.agree(wire)
@@ -64,15 +69,20 @@ class Everyone:
         own = _square(moved) if sampled else 0.0
         if part.scale != 1:
             moved.mul_(part.scale)
-        border = 0 if part.residual is None else part.residual.numel()
+        border = 0 if part.backlog is None else part.backlog.numel()
         if border < moved.numel():
             await mean_(moved[border:], wire)
-        if part.codec is not None and part.residual is not None and border:
-            await encoded_mean_(moved[:border], part.residual, part.codec, wire)
+        kept = moved.new_zeros(0)
+        if part.codec is not None and part.backlog is not None and border:
+            kept = await encoded_mean_(moved[:border], part.backlog, part.codec, wire)
+            kept.mul_(1 / part.scale if part.scale else 0.0)  # of what does not count nothing stays
         if sampled:
             state.note_distance(own - _square(moved), _square(part.anchor))
         state.outer.step_(part.anchor, moved, part.velocity)
-        return part.anchor
+        # Going back to the anchor would lose sight of what was not shown: it would be learnt again and again.
+        onward = part.anchor.clone() if kept.numel() else part.anchor
+        onward[: kept.numel()] += kept
+        return onward
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,8 @@ class LocalState:
     """The parameters all workers last had in common; with a peer only, this worker's part in that."""
     velocities: list[Tensor]
     """Of the outer step; empty if it has no momentum."""
-    residuals: list[Tensor]
-    """Changes that were not shown to others yet; empty without a codec."""
+    backlogs: list[Tensor]
+    """Changes that were sent to this worker and not passed on yet; empty without a codec."""
     interval: int = field(metadata=SAME)
     """Steps after which a part is due again."""
     origin: int = field(default=0, metadata=SAME)
@@ -79,12 +79,12 @@ class LocalState:
     def part(self, bucket: Bucket, span: Span, step: int, now: Tensor, scale: float) -> Due:
         """A part of a bucket with this worker's state of it."""
         (start, stop), index = span, bucket.index
-        residual = None
-        if self.residuals:
-            residual = self.residuals[index][start : min(stop, max(start, bucket.exact_from))]
+        backlog = None
+        if self.backlogs:
+            backlog = self.backlogs[index][start : min(stop, max(start, bucket.exact_from))]
         velocity = self.velocities[index][start:stop] if self.velocities else None
         anchor = self.anchors[index][start:stop]
-        return Due(index, start, step, scale, now[start:stop], anchor, velocity, residual)
+        return Due(index, start, step, scale, now[start:stop], anchor, velocity, backlog)
 
     def note_distance(self, apart: float, size: float) -> None:
         """From squares; an average over about the last ten parts."""
@@ -133,7 +133,7 @@ class LocalStrategy(Strategy):
 
     @property
     def on_cpu(self) -> bool:
-        """Whether anchors, velocities and residuals are kept in the memory of the CPU."""
+        """Whether anchors, velocities and backlogs are kept in the memory of the CPU."""
         return False
 
     # -- the protocol -------------------------------------------------------------------------------
@@ -144,12 +144,12 @@ class LocalStrategy(Strategy):
         anchors = [self._leaf(bucket, "anchor", "same", of_parameters=True) for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())
-        velocities, residuals = list[Tensor](), list[Tensor]()
+        velocities, backlogs = list[Tensor](), list[Tensor]()
         if outer.momentum:
             velocities = [self._leaf(bucket, "velocity", "same") for bucket in buckets]
         if self.codec is not None:
-            residuals = [self._leaf(bucket, "residual", "sum", "large") for bucket in buckets]
-        state = LocalState(anchors, velocities, residuals, self.period)
+            backlogs = [self._leaf(bucket, "backlog", "sum", "large") for bucket in buckets]
+        state = LocalState(anchors, velocities, backlogs, self.period)
         state.outer, state.codec = outer, self.codec
         state.fragments = self.cut([bucket.num_parameters for bucket in buckets])
         if self.merge == "samples":

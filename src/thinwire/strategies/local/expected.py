@@ -6,7 +6,7 @@ import functools
 from typing import NamedTuple
 
 from thinwire.compress.codec import CHUNK
-from thinwire.strategies.measured import RESOLVED, Measured, table
+from thinwire.strategies.measured import Measured, table
 
 _DEFAULTS: dict[str, object] = {"fragments": None, "momentum": "auto", "delay": 1}
 
@@ -33,7 +33,9 @@ class TrickleSetting(NamedTuple):
 @functools.cache
 def known() -> tuple[TrickleSetting, ...]:
     """The settings with the default momentum and delay that were measured well enough to tell them apart."""
-    rows = [row for row in table() if row.strategy == "trickle" and row.error <= RESOLVED]
+    rows = [
+        row for row in table() if row.strategy == "trickle" and row.metric == "accuracy" and row.is_resolved
+    ]
     return tuple(_expected(row) for row in rows if _DEFAULTS.items() <= row.settings.items())
 
 
@@ -48,8 +50,8 @@ def options(world_size: int) -> list[TrickleSetting]:
     """The settings measured with the number of workers that is nearest, the most accurate first; of equally
     accurate ones, that with fewer bytes.
 
-    >>> [(row.interval, row.density) for row in options(3)][:3]
-    [(8, 0.06), (4, 0.06), (8, 0.03)]
+    >>> [(row.interval, row.density, row.workers) for row in options(3)]
+    [(8, 0.03, 4)]
     """
     nearest = min({row.workers for row in known()}, key=lambda workers: abs(workers - world_size))
     rows = [row for row in known() if row.workers == nearest]

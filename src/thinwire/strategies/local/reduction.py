@@ -2,8 +2,8 @@
 
 With a codec every worker owns a region of the vector. All send their changes there, encoded; the owner adds
 them up and sends the sum to everyone, encoded again. So a worker sends the same number of bytes however many
-workers there are. What a codec does not show is not lost: it waits in the residual of whoever encoded it, and
-the sum of all residuals plus P times all that was ever returned is the sum of all changes.
+workers there are. Nothing is lost: what a worker has not shown it keeps, what an owner has not passed on
+waits in its backlog; both together, plus P times all that was ever returned, are the sum of all changes.
 """
 
 from __future__ import annotations
@@ -21,25 +21,32 @@ async def mean_(moved: Tensor, wire: Wire) -> None:
     moved.div_(wire.world_size)
 
 
-async def encoded_mean_(moved: Tensor, residual: Tensor, codec: Codec, wire: Wire) -> None:
-    """Overwrite `moved` with an estimate of its mean; `residual` keeps what this worker has not shown."""
+async def encoded_mean_(moved: Tensor, backlog: Tensor, codec: Codec, wire: Wire) -> Tensor:
+    """Overwrite `moved` with an estimate of its mean; gives what of its own this worker has not shown.
+
+    `backlog`, as long as `moved`, keeps the sums that this worker as an owner has not passed on.
+    """
     world_size, rank = wire.world_size, wire.rank
     if world_size == 1:
-        return
+        return torch.zeros_like(moved)
     numel = region_numel(moved.numel(), world_size)
-    meant = residual.new_zeros((world_size, numel))
-    flat = meant.view(-1)[: moved.numel()]
-    torch.add(moved, residual, out=flat)
-    num_bytes = codec.num_bytes(numel, meant.element_size())
+    kept = moved.new_zeros((world_size, numel))
+    flat = kept.view(-1)[: moved.numel()]
+    own = backlog[rank * numel : (rank + 1) * numel]  # the last regions may be short, or empty
+    waiting = own.clone()
+    own.zero_()
+    torch.add(moved, backlog, out=flat)  # after a change of workers or buckets, also sums for other owners
+    backlog.zero_()
+    num_bytes = codec.num_bytes(numel, moved.element_size())
     parcels, inbox = (moved.new_empty((world_size, num_bytes), dtype=torch.uint8) for _ in range(2))
-    meant -= codec.encode_(parcels, meant)
+    kept -= codec.encode_(parcels, kept)
     await wire.all_to_all(parcels.view(-1), inbox.view(-1))
-    # Of its own numbers the owner knows also what the codec does not show.
-    total = codec.decode(inbox, meant[rank]).sum(0).add_(meant[rank])
-    meant[rank] = total - codec.encode_(parcels[:1], total[None])[0]
+    total = codec.decode(inbox, kept[rank]).sum(0)
+    total[: own.numel()] += waiting
+    own.copy_((total - codec.encode_(parcels[:1], total[None])[0])[: own.numel()])
     await wire.all_gather(parcels[0], inbox.view(-1))
-    residual.copy_(flat)
     moved.copy_(codec.decode(inbox, total).view(-1)[: moved.numel()]).div_(world_size)
+    return flat
 
 
 def region_numel(numel: int, world_size: int) -> int:

@@ -24,6 +24,8 @@ AIM = 0.9
 """Part of the capacity that the threshold aims to fill, since how many numbers pass it varies."""
 FEWEST_CHANGES = 8
 """Changes of a parameter in a training, on average: with fewer, accuracy was lost (docs/gtopk.md)."""
+CHANGES_PER_WORKER = 1.5
+"""With many workers so many for each of them: they agree less on which numbers are large."""
 QUANTUM = 4
 """Capacity is counted in so many entries, so that no message needs padding."""
 
@@ -217,16 +219,19 @@ class SparseStrategy(Strategy):
 
     # -- what it says of itself ---------------------------------------------------------------------
 
-    def advice(self, num_steps: int) -> str:
-        changes, enough = self.density * num_steps, FEWEST_CHANGES / max(1, num_steps)
-        if changes >= FEWEST_CHANGES:
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        if num_steps is None:
             return ""
+        changes, fewest = self.density * num_steps, max(FEWEST_CHANGES, CHANGES_PER_WORKER * world_size)
+        if changes >= fewest:
+            return ""
+        enough = fewest / max(1, num_steps)
         more = f"set density={enough:.2g} or more"
         better = more if enough < FIRST_DENSITY else "send everything (all-reduce)"
         return (
             f"{type(self).__name__} with density={self.density:g} changes a parameter {changes:.2g} times in "
-            f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, "
-            "or train longer; see docs/gtopk.md, 'What it costs in accuracy'"
+            f"{num_steps:,} steps; fewer than about {fewest:g} with {world_size} workers cost accuracy: "
+            f"{better}, or train longer; see docs/gtopk.md, 'What it costs in accuracy'"
         )
 
     def instruments(self, state: SparseState) -> Mapping[str, float]:
