@@ -93,6 +93,9 @@ def refuse_unequal_batches() -> None:
         case = CASES[name]
         model = case.model()
         tw.parallel.hybridize(model, groups=2, layers=case.layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with pytest.raises(tw.errors.UsageError, match=r"wire='tls' cannot encrypt .* which is split"):
+            tw.attach(model, optimizer, tw.AllReduce(), wire="tls")
         x, _ = case.batch(0)
         for good in range(3):
             if good:

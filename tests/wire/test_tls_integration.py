@@ -124,7 +124,7 @@ def push(certificate: Path) -> None:
         check_training(strategy, lane_over(certificate))
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_push_sum_loses_nothing(world_size: int, tmp_path: Path) -> None:
     run_processes(world_size, push, make_certificate(tmp_path))
 

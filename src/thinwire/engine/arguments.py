@@ -11,6 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from thinwire.engine.buckets import local
 from thinwire.engine.sparse_rows import sparse_parameters
 from thinwire.engine.strips import check_elementwise
 from thinwire.errors import SettingError, UsageError, check
@@ -138,7 +139,7 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy
         )
 
 
-def check_wire(wire: object, process_group: object, key_file: str) -> Contexts | None:
+def check_wire(wire: object, process_group: object, key_file: str, model: nn.Module) -> Contexts | None:
     """What TLS connections are made with, if they are asked for."""
     named = isinstance(wire, TLS) or wire in ("plain", "tls")
     check(named, "wire", "'plain', 'tls' or TLS(file=...)", wire)
@@ -146,6 +147,11 @@ def check_wire(wire: object, process_group: object, key_file: str) -> Contexts |
         return None
     ours = process_group is None or isinstance(process_group, dist.ProcessGroup)
     check(ours, "wire", "'plain' on a lane of your own", wire)
+    if name := next((name for name, p in model.named_parameters() if local(p) is not p), ""):
+        raise UsageError(
+            f"wire='tls' cannot encrypt the activations of {name}, which is split",
+            hint="do not split layers, or encrypt the network underneath, as WireGuard does",
+        )
     return load((wire if isinstance(wire, TLS) else TLS()).path(key_file))
 
 

@@ -135,7 +135,7 @@ def attach(
     if num_steps is not None:
         check_count("num_steps", num_steps, "steps")
     given_elastic = elastic if isinstance(elastic, Elastic) else Elastic()
-    tls = check_wire(wire, process_group, given_elastic.key_file)
+    tls = check_wire(wire, process_group, given_elastic.key_file, model)
     check_parameters(model)
     check_optimizers(optimizers, model, strategy)
     if sharded:
