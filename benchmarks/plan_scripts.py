@@ -33,10 +33,10 @@ from thinwire.planner.predict import Planner
 from thinwire.planner.script import measure_script
 
 SCRIPTS = (
-    "examples/char_gpt.py --steps 60",
+    "examples/char_gpt.py --steps 100",
     "examples/imagenet.py --epochs 3 --batch 128",
     "examples/imagenet.py --epochs 3",
-    "benchmarks/resnet20.py --steps 40",
+    "benchmarks/resnet20.py --steps 80",
 )
 STRATEGIES = ("all-reduce", "gossip-grad:share=0.1")
 WARM_UP = 10

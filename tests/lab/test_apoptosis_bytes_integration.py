@@ -44,7 +44,8 @@ SCRIPT = f"""
             torch.nn.Linear(16, 800), torch.nn.Linear(800, 800), torch.nn.Linear(800, 8)
         )
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        steps = 4 * strategy.period
+        # it has adapted after the first part, and again after the fourth
+        steps = strategy.period * max(4, -(-strategy.adapts_in // strategy.period))
         settings = tw.Apoptosis(mode="aggressive", start=3 * steps, every=1000)
         with tw.attach(model, optimizer, strategy, apoptosis=settings) as link:
 
@@ -56,7 +57,7 @@ SCRIPT = f"""
                 link.synchronize()
 
             found = []
-            for part in range(5):  # connections are made in the first, neurons go in the third
+            for part in range(5):  # connections are made in the first, neurons go after the third
                 before = counted(link)
                 train()
                 found.append((numel(model), (counted(link) - before) / steps))

@@ -18,6 +18,7 @@ from thinwire.events import Summary, read_events
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.run import Job, run
+from thinwire.planner.accuracy import Expected
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.script import measure_script
 from thinwire.planner.workload import Workload
@@ -57,12 +58,13 @@ def demo(out: options.Out = None) -> None:
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}
     predicted[BASELINE] = predicted[EXACT]
+    losses = {p.strategy: p.loss for p in plan.predictions}
     trained = list(dict.fromkeys([BASELINE, chosen, *OTHERS]))[:4]
     note("3. the training, each of them for real:")
     folder = carry_out(DEMO, trained, out, prints=False)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
-    typer.echo(_sentence(chosen, predicted, found))
+    typer.echo(_sentence(chosen, predicted, found, losses[chosen]))
     page = folder / "report.html"
     typer.echo(f"The trainings, drawn: {page if page.exists() else folder}")
 
@@ -118,13 +120,21 @@ def _table(trained: list[str], predicted: dict[str, float], found: dict[str, dic
     return "\n" + columns(rows, left=(0,))
 
 
-def _sentence(chosen: str, predicted: dict[str, float], found: dict[str, dict[str, Any] | None]) -> str:
+def _sentence(
+    chosen: str,
+    predicted: dict[str, float],
+    found: dict[str, dict[str, Any] | None],
+    loss: Expected | None,
+) -> str:
     own, base = found[chosen], found[BASELINE]
     if own is None or base is None:
         return f"\nThe planner said {as_ratio(predicted[BASELINE] / predicted[chosen])}; it was not measured."
     said, was = predicted[BASELINE] / predicted[chosen], base["step_s"] / own["step_s"]
+    expected = ""
+    if loss is not None and loss.high > 0:
+        expected = f"; from other trainings, {loss.text()} points less were to be expected"
     values = [as_metric(each["metric"], each["value"]) for each in (own, base)]
     return (
         f"\nThe planner said that {chosen} is {as_ratio(said)} as fast as DDP here; it was {as_ratio(was)}, "
-        f"with an accuracy of {values[0]} against {values[1]}."
+        f"with an accuracy of {values[0]} against {values[1]}{expected}."
     )

@@ -43,7 +43,8 @@ def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S, at_once:
         places = [Path(folder) / str(index) for index in range(at_once)]
         results = [place.with_suffix(".json") for place in places]
         codes = _run(command, places, results, limit_s)
-        for place, result, code in zip(places, results, codes, strict=True):
+        ended_first = sorted(zip(places, results, codes, strict=True), key=lambda each: each[2] is None)
+        for place, result, code in ended_first:
             if result.exists():
                 continue
             if code is None:
@@ -70,7 +71,8 @@ def _run(
     """
     processes = list[subprocess.Popen[bytes]]()
     deadline_s = time.monotonic() + limit_s
-    # What was timed while another was still starting says nothing about all at once: the third time counts.
+    # What was timed while another was still starting says nothing about all at once: the third time counts,
+    # or the last one of a script that ends before.
     rounds = 1 if len(results) == 1 else 3
     try:
         for place, result in zip(places, results, strict=True):
@@ -84,12 +86,13 @@ def _run(
                     start_new_session=True,
                 )
             processes.append(process)
-        while rounds and time.monotonic() < deadline_s:
-            if all(result.exists() for result in results):
-                rounds -= 1
-                for result in results if rounds else ():
-                    result.unlink()
-            elif any(process.poll() is not None for process in processes):
+        written: list[set[int]] = [set() for _ in results]
+        while time.monotonic() < deadline_s:
+            for times, result in zip(written, results, strict=True):
+                if result.exists():
+                    times.add(result.stat().st_mtime_ns)
+            enough = all(len(times) >= rounds for times in written)
+            if enough or any(process.poll() is not None for process in processes):
                 break
             time.sleep(POLL_S)
         return [process.poll() for process in processes]
