@@ -1,139 +1,144 @@
-"""Elastic worlds under faults: seconds from a fault to the next step of all who are left; samples counted.
+"""Elastic worlds under faults in the lab: seconds from a fault to the first step of all who are left.
 
-Real processes on this machine. A worker is killed (the first one, another, or half of them) or frozen at a
-step drawn from a seed. `missing` counts samples that neither those who are left nor, up to the step of the
-fault, those who are lost have trained on (negative: done again). `python -m benchmarks.elastic --trials 20`
+    python -m benchmarks.elastic --sizes 4 8 16 --trials 3 --minutes 7
+
+Every trial is a lab of its own: P hosts at 1 Gbit/s with a worker each (20 ms steps), and one fault at a
+moment drawn from a seed. Deaths: SIGKILL of one worker, of the first one, of half of them at one moment.
+Silence (`silence_s=10`): SIGSTOP of one, the path of one host down, the path of the host of the store down, a
+partition; it lasts 12 s, and whoever was left out joins again. Goes on where it stopped; `--minutes` ends a
+portion. Counted with it: samples of all epochs, hangs, models at the end.
 """
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
+import json
+import math
 import os
 import random
-import signal
-import socket
+import tempfile
 import time
-from collections import Counter
-from multiprocessing.connection import Connection, wait
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
+from benchmarks.common import RESULTS, ROOT, note, parser_of, print_head, print_row
+from thinwire.bench.config import provenance
+from thinwire.chaos.lab import run_in_lab
+from thinwire.chaos.report import judge
+from thinwire.hosts.description import Fault, describe
 
-import thinwire as tw
-from benchmarks.common import parser_of, result_file
-from thinwire.strategies.registry import from_text
-
-NUM_SAMPLES = 480
-BATCH_SIZE = 4
-STEP_S = 0.02
-HANG_S = 90.0
-KINDS = ("kill", "kill the first", "kill half", "freeze")
-
-
-def train(rank: int, size: int, port: int, strategy: str, num_epochs: int, tell: Connection) -> None:
-    """One worker: tells of its steps, and at the end of its model and samples."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1"}
-    os.environ["MASTER_PORT"] = str(port)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).double()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    data = torch.randn(NUM_SAMPLES, 16, dtype=torch.float64)
-    seen = []
-    with tw.attach(model, optimizer, from_text(strategy), elastic=True) as link:
-        sampler = link.sampler(NUM_SAMPLES, batch_size=BATCH_SIZE)
-        for epoch in link.epochs(num_epochs):
-            for step in link.each_step(sampler):
-                with step as batch:
-                    time.sleep(STEP_S)
-                    model(data[batch]).square().mean().backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                if step.done:
-                    seen += [(epoch, index) for index in batch]
-                    tell.send(("step", time.time(), link.steps, link.world_size))
-    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-    tell.send(("end", digest, seen))
+STRATEGIES = ("all-reduce", "gossip-grad", "sasgd:interval=4")
+"""Of the trials of a cell, in turn."""
+DEATHS = ("kill", "kill the first", "kill half")
+SILENCE = ("freeze", "link down", "link of the store's host down", "partition")
+LASTS_S = 12.0
+MOST_S = {**dict.fromkeys(DEATHS, 3.0), **dict.fromkeys(SILENCE, 12.0)}
+"""What we want to stay below."""
+LIMIT_S = 100.0
 
 
-def trial(size: int, strategy: str, kind: str, generator: random.Random) -> dict[str, Any]:
-    """One training with one fault."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.elastic"])
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    frozen = kind == "freeze"
-    victims = {
-        "kill the first": [0],
-        "kill half": list(range(size // 2)),
-    }.get(kind, [generator.randrange(1, size)])
-    left = [rank for rank in range(size) if rank not in victims]
-    at_step, pipes, workers = generator.randrange(5, 30), {}, []
-    for rank in range(size):
-        pipes[rank], theirs = context.Pipe(duplex=False)
-        arguments = (rank, size, port, strategy, 3, theirs)
-        workers.append(context.Process(target=train, args=arguments, daemon=True))
-        workers[-1].start()
-        theirs.close()
-    struck_s, deadline = 0.0, time.monotonic() + HANG_S
-    first_steps: dict[int, float] = {}
-    ends: dict[int, Any] = {}
-    try:
-        while len(ends) < len(left) and time.monotonic() < deadline:
-            by_pipe = {pipes[rank]: rank for rank in left if rank not in ends}
-            for pipe in wait(list(by_pipe), timeout=1.0):
-                assert isinstance(pipe, Connection)
-                rank = by_pipe[pipe]
-                try:
-                    message = pipe.recv()
-                except EOFError:
-                    ends[rank] = None
-                    continue
-                if message[0] == "end":
-                    ends[rank] = message[1:]
-                elif struck_s and message[1] > struck_s and message[3] < size:
-                    first_steps.setdefault(rank, message[1])
-                elif not struck_s and message[2] >= at_step:
-                    struck_s = time.time()
-                    for victim in victims:
-                        os.kill(workers[victim].pid or 0, signal.SIGSTOP if frozen else signal.SIGKILL)
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.join()
-    told = [end for end in ends.values() if end is not None]
-    counts = Counter(sample for _, seen in told for sample in seen)
+def faults_of(kind: str, size: int, dice: random.Random) -> list[Fault]:
+    """What happens in one trial, at a random moment."""
+    at_s = round(dice.uniform(1.0, 3.0), 2)
+    one = dice.randrange(1, size)
+    if kind in DEATHS:
+        victims = {"kill": [one], "kill the first": [0], "kill half": list(range(size // 2))}[kind]
+        return [Fault(kind="kill", host=host, after_s=at_s) for host in victims]
+    if kind == "freeze":
+        return [Fault(kind="pause", host=one, after_s=at_s, seconds=LASTS_S)]
+    if kind == "partition":
+        return [Fault(kind="cut", site=1, after_s=at_s, seconds=LASTS_S)]
+    host = one if kind == "link down" else 0
+    return [Fault(kind="cut", host=host, after_s=at_s, seconds=LASTS_S)]
+
+
+def trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any]:
+    """One lab with one fault."""
+    dice = random.Random(f"{seed} {size} {kind} {number}")
+    strategy = STRATEGIES[number % len(STRATEGIES)]
+    sites = f"{size - size // 3}+{size // 3}" if kind == "partition" else None
+    faults = faults_of(kind, size, dice)
+    description = describe(
+        hosts=size,
+        rate="1gbit",
+        sites=sites,
+        uplink="1gbit" if sites else None,
+        faults=[str(fault) for fault in faults],
+    )
+    seconds = 6.0 if kind in DEATHS else 4.0 + LASTS_S + 9.0
+    command = ["-m", "benchmarks.elastic_worker", strategy, str(seconds)]
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    with tempfile.TemporaryDirectory() as folder:
+        report = judge(run_in_lab(command, description, Path(folder), time_limit_s=LIMIT_S))
+    told = report.faults
+    resumed = [each.resumed_s for each in told]
     return {
         "size": size,
-        "strategy": strategy,
         "kind": kind,
-        "step": at_step,
-        "seconds": max(first_steps.values(), default=float("nan")) - struck_s,
-        "hang": len(ends) < len(left),
-        "failed": len(ends) - len(told),
-        "agree": len({digest for digest, _ in told}) == 1,
-        "doubled": sum(count > 1 for count in counts.values()),
-        "missing": 3 * NUM_SAMPLES - len(counts) - len(victims) * at_step * BATCH_SIZE,
+        "number": number,
+        "strategy": strategy,
+        "faults": [each.fault for each in told],
+        "noticed_s": max((each.noticed_s or math.nan for each in told), default=math.nan),
+        "how": told[0].how if told else "",
+        "resumed_s": max((math.nan if each is None else each for each in resumed), default=math.nan),
+        "generations": report.generations,
+        "steps": report.steps,
+        "samples": [report.samples.samples, report.samples.doubled, report.samples.missing],
+        "models": report.models,
+        "wrong": list(report.wrong),
     }
+
+
+def cells(sizes: list[int], trials: int) -> Iterator[tuple[int, str, int]]:
+    for number in range(trials):
+        for size in sizes:
+            for kind in (*DEATHS, *SILENCE):
+                yield size, kind, number
+
+
+def print_table(found: list[dict[str, Any]], sizes: list[int]) -> None:
+    print_head("fault", *(f"P = {size}" for size in sizes), "wanted")
+    for kind in (*DEATHS, *SILENCE):
+        row = []
+        for size in sizes:
+            some = [each for each in found if (each["size"], each["kind"]) == (size, kind)]
+            row.append(" / ".join(f"{each['resumed_s']:.2f}" for each in some))
+        print_row(kind, *row, f"{MOST_S[kind]:g}")
+    wrong = [each for each in found if each["wrong"]]
+    print(f"{len(found)} trials, {len(wrong)} with something wrong")
+    for each in wrong:
+        print(f"- {each['kind']} at P = {each['size']}, {each['strategy']}: {'; '.join(each['wrong'])}")
 
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8])
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--kinds", nargs="+", default=[*DEATHS, *SILENCE])
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=7.0, help="start no trial after so long")
+    parser.add_argument("--result", type=Path, default=RESULTS / "elastic_lab.json")
     options = parser.parse_args()
-    generator, found = random.Random(options.seed), []
-    saved = result_file("elastic")
-    for number in range(options.trials):
-        kind = KINDS[number % len(KINDS)]
-        strategy = generator.choice(["all-reduce", "gossip-grad", "sasgd:interval=4", "topk:density=0.25"])
-        found.append(trial(generator.choice(options.sizes), strategy, kind, generator))
-        print(found[-1], flush=True)
-        saved.save({"seed": options.seed, "load": os.getloadavg()}, trials=found)
-    print(saved.path)
+    saved = (
+        json.loads(options.result.read_text()) if options.result.exists() else {"portions": [], "trials": []}
+    )
+    found = saved["trials"]
+    known = {(each["size"], each["kind"], each["number"]) for each in found}
+    began_s, portion = time.monotonic(), {"begin": provenance()}
+    for size, kind, number in cells(options.sizes, options.trials):
+        if (size, kind, number) in known or kind not in options.kinds:
+            continue
+        if time.monotonic() - began_s > 60 * options.minutes:
+            note("the time of this portion is up: run it again for the rest")
+            break
+        found.append(trial(size, kind, number, options.seed))
+        note(json.dumps(found[-1]))
+        lines = ",\n  ".join(json.dumps(each) for each in found)
+        head = json.dumps(
+            {"seed": options.seed, "portions": [*saved["portions"], portion]}, indent=1, default=str
+        )
+        options.result.write_text(head[:-2] + ',\n "trials": [\n  ' + lines + "\n ]\n}\n")
+    print_table(found, options.sizes)
 
 
 if __name__ == "__main__":

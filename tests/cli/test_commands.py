@@ -48,6 +48,38 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
     ]
 
 
+def test_commands_are_these_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out.partition("Commands:")[2].splitlines()
+    commands = [line.split()[0] for line in listed if line.startswith("  ") and line[2] != " "]
+    expected = ("plan", "doctor", "train", "simulate", "strategies", "recipes", "report")
+    assert sorted(commands) == sorted((*expected, "lab", "keys", "chaos", "bench", "demo"))
+
+
+def test_options_of_chaos_are_these_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["chaos", "--help"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    options = [line.split()[0] for line in lines if line.strip().startswith("--")]
+    assert options == [
+        *("--workers", "--faults", "--kinds", "--fault", "--seed", "--begin", "--every", "--silence"),
+        *("--lab", "--rate", "--sites", "--uplink", "--time-limit", "--out", "--json"),
+    ]
+
+
+def test_chaos_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    for arguments, told in (
+        (("--kinds", "cut", __file__), "kinds must be without cut and partition outside --lab"),
+        (("--kinds", "melt", __file__), "kind must be"),
+        ((*out, "missing.py"), "script must be a file that exists"),
+        ((*out, "--fault", "cut:host=1,after=1,seconds=1", __file__), "fault must be without cuts"),
+    ):
+        assert main(["chaos", *arguments]) == 1
+        assert told in capsys.readouterr().err
+        for path in sorted((tmp_path / "out").rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+
+
 def test_strategies_are_listed_with_settings(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["strategies"]) == 0
     out = capsys.readouterr().out
@@ -199,7 +231,15 @@ def test_torchrun_needs_a_common_folder_and_its_own_number_of_workers(
 
 @pytest.mark.parametrize(
     "arguments",
-    ["--help", "train --help", "simulate --help", "bench --help", "lab run --help", "recipes"],
+    [
+        "--help",
+        "train --help",
+        "simulate --help",
+        "bench --help",
+        "lab run --help",
+        "chaos --help",
+        "recipes",
+    ],
 )
 def test_quick_commands_do_not_import_torch(arguments: str) -> None:
     code = (

@@ -125,6 +125,31 @@ def test_a_new_worker_joins_and_the_first_may_die_then(strategy: Strategy, tmp_p
     check_samples(stories, 8, lost=8 * NUM_SAMPLES)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES, ids=name_of)
+def test_who_joins_while_the_others_are_in_a_call_helps_them(strategy: Strategy, tmp_path: Path) -> None:
+    """Its program is at the first step then; before, workers were said to differ, and all of them ended."""
+    job = Job(strategy=strategy, num_epochs=3, batch_size=20, key_file=make_key(tmp_path), call_s=3.0)
+    with Workers(2, job) as workers:
+        workers.wait_for(1, "call")
+        new = workers.join(contact=1)
+        stories = workers.stories([0, 1, new])
+    assert {story.world_size for story in stories} == {3}
+    assert len({story.digest for story in stories}) == 1
+    check_samples(stories, 3)
+    assert stories[0].sums == stories[1].sums
+    assert stories[0].sums[:2] == [[2.0, 0.0], [2.0]], "the new one adds nothing to a call it was not in"
+    assert stories[0].sums[-2:] == [[3.0, 6.0], [3.0]]
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[:2], ids=name_of)
+def test_a_death_in_a_call_leaves_all_with_one_result(strategy: Strategy) -> None:
+    job = Job(strategy=strategy, num_epochs=2, batch_size=20, call_s=0.3)
+    with Workers(3, job, {1: Fault("kill", step=0, where="call")}) as workers:
+        stories = workers.stories([0, 2])
+    assert stories[0].sums == stories[1].sums == [[2.0, 0.0], [2.0], [2.0, 2.0], [2.0]]
+    assert len({story.digest for story in stories}) == 1
+
+
 def test_over_tls_they_die_and_join_and_another_certificate_stays_out(tmp_path: Path) -> None:
     key = make_key(tmp_path)
     make(tmp_path / "run.pem", days=1)

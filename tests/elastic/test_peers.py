@@ -87,6 +87,34 @@ def test_after_a_death_the_others_agree_within_a_moment(world: World) -> None:
     wait_for_members([d], ["w3"])
 
 
+def test_a_process_whose_door_closes_last_is_dead_for_all_at_once(world: World) -> None:
+    """Whoever finds the door open looks again; before, the first of two waited for silence."""
+    a, b = world.make("w0"), world.make("w1")
+    door = socket.create_server(("127.0.0.1", 0))
+    dying = Member("w2", "127.0.0.1", door.getsockname()[1])
+    membership = Membership(1, (a.me, b.me, dying), "run")
+    for each in (a, b):
+        each.start(membership)
+    places = [(each.me.host, each.me.port) for each in (a, b)]
+    channels = [answer_door(socket.create_connection(place), dying, KEY) for place in places]
+    wait_until(lambda: len(a._channels) == len(b._channels) == 2)
+    began = time.monotonic()
+    for channel in channels:
+        channel.socket.close()
+    wait_until(lambda: "w2" in a._knocking | b._knocking)
+    time.sleep(0.1)
+    door.close()
+    assert [each.next_membership(1).ids for each in (a, b)] == [["w0", "w1"]] * 2
+    assert time.monotonic() - began < SILENCE_S / 2
+
+
+def test_a_death_that_one_is_sure_of_is_told_to_the_others(world: World) -> None:
+    a, b, c = world.start(3)
+    with a.changed:
+        a._notice_death("w9")
+    wait_until(lambda: all("w9" in each.roster.knowledge.dead for each in (b, c)))
+
+
 def test_who_leaves_is_not_missed(world: World) -> None:
     a, b, c = world.start(3)
     b.leave()

@@ -46,6 +46,8 @@ class Story:
     """When steps ended, and in which generation."""
     descriptors: int
     threads: int
+    sums: list[list[float]]
+    """What calls of all together gave."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Job:
     step_s: float = 0.03
     fixed: str = "worker"
     key_file: str = ""
+    call_s: float = 0.0
+    """After each epoch, the first worker takes so long until it comes to a call of all together."""
     wire: str = "plain"
 
 
@@ -80,6 +84,7 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
     data = torch.randn(NUM_SAMPLES, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     seen: list[tuple[int, int]] = []
     times: list[tuple[float, int]] = []
+    sums: list[list[float]] = []
 
     def strike(where: str, step: int) -> None:
         if (where, step) != (fault.where, fault.step):
@@ -109,11 +114,17 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
                     seen += [(epoch, index) for index in batch]
                     times.append((time.time(), link.generation))
                     tell.send(("step", link.stats.steps, link.generation))
+            if job.call_s:
+                tell.send(("call", epoch))
+                time.sleep(job.call_s if link.rank == 0 else 0.0)
+                strike("call", epoch)
+                sums.append(link.all_reduce([1.0, float(epoch)]))
+                sums.append([float(len(link.all_gather_object(epoch)))])
         steps, generation, world_size = link.stats.steps, link.generation, link.world_size
         me = link._elastic.world.me.id
         descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters())).hexdigest()
-    return Story(me, digest, seen, steps, generation, world_size, times, descriptors, threads)
+    return Story(me, digest, seen, steps, generation, world_size, times, descriptors, threads, sums)
 
 
 class _Loader:

@@ -190,10 +190,10 @@ def test_plain_state_goes_on_where_it_was_saved() -> None:
 
 def test_another_number_of_workers_takes_over_what_is_the_same_on_all() -> None:
     saved, here = plain(1.0), plain(2.0)
-    state.load_same(here, state.dump(saved, {id(saved.leaf)}))
+    state.load_fields(here, state.dump(saved, {id(saved.leaf)}), "same")
     assert (here.rate, here.shared.tolist()) == (1.0, [1.0, 1.0])
     assert (here.kept.tolist(), here.numbers, here.by_name) == ([2.0] * 2, [2, 2], {"a": 2.0})
-    state.load_same(None, None)
+    state.load_fields(None, None, "same")
 
 
 def test_plain_state_that_does_not_fit_is_refused_by_place() -> None:

@@ -149,6 +149,18 @@ def test_a_worker_lost_by_time(tmp_path: Path, strategy: str) -> None:
     assert "3 workers go on" in simulated.happened[-1]
 
 
+@pytest.mark.parametrize("after", ["0.31", "0.36", "0.41"])
+@pytest.mark.parametrize(
+    "strategy", ["gossip-grad:share=0.3", "downpour", "easgd:interval=2", "sasgd:interval=4"]
+)
+def test_workers_at_different_steps_go_on_together(tmp_path: Path, strategy: str, after: str) -> None:
+    """Who has come furthest says where in the pattern of rounds all go on; it was each by itself before."""
+    faults = f"kill:host=0,after={after}", f"kill:host=1,after={after}", "rejoin:host=1,step=8"
+    simulated = run(tmp_path, config(strategy=strategy, epochs=2, workers=5), *faults, slow=("3=0.4",))
+    assert " 0 more often" in simulated.accounts[0]
+    assert "4 workers go on" in simulated.happened[-1]
+
+
 def test_another_is_lost_while_those_who_are_left_recover(tmp_path: Path) -> None:
     simulated = run(tmp_path, config(), "kill:host=0,after=0.35", "kill:host=3,after=0.6")
     assert [words.partition("s: ")[2] for words in simulated.happened] == [

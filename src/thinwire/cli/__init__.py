@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 import thinwire
-from thinwire.cli import bench, demo, doctor, keys, lab, plan, show, simulate, train
+from thinwire.cli import bench, chaos, demo, doctor, keys, lab, plan, show, simulate, train
 from thinwire.cli.output import fail
 from thinwire.errors import ThinwireError
 
@@ -33,6 +33,7 @@ for _command in (
     app.command()(_command)
 app.add_typer(lab.app, name="lab")
 app.add_typer(keys.app, name="keys")
+app.command(context_settings={"allow_interspersed_args": False})(chaos.chaos)
 app.command()(bench.bench)
 app.command()(demo.demo)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from thinwire.elastic.handshake import HELLO_S, KeyedChannel, Silence, Stranger, answer_door, open_door
+from thinwire.elastic.journal import Journal
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.roster import Roster
 from thinwire.errors import DataError, PeerLost
@@ -30,6 +31,8 @@ _TICK_S = 0.05
 """While the membership changes."""
 _KNOCK_S = 1.0
 """To see whether a worker whose connection broke still listens."""
+_KNOCK_AGAIN_S = (0.02, 0.05, 0.1, 0.2)
+"""A process that ends may close its door after its connections: whoever finds it open looks again."""
 _MOST_GUESTS = 32
 """Handshakes under way at one time."""
 _JOIN_S = 3.0
@@ -39,8 +42,18 @@ _JOIN_S = 3.0
 class PeerConnections:
     """One worker's connections to the others, and who is in."""
 
-    def __init__(self, door: socket.socket, me: Member, key: bytes, *, silence_s: float) -> None:
+    def __init__(
+        self,
+        door: socket.socket,
+        me: Member,
+        key: bytes,
+        *,
+        silence_s: float,
+        journal: Journal | None = None,
+    ) -> None:
         self.me = me
+        self._journal = journal or Journal()
+        self._noted: dict[str, set[str]] = {}
         self.on_change: Callable[[Membership], None] = lambda membership: None
         """Called from the thread here when a membership is adopted."""
         self.patience = Patience(silence_s)
@@ -55,6 +68,8 @@ class PeerConnections:
         self._asked_s: dict[str, float] = {}
         """When somebody has asked to join."""
         self._knocking: set[str] = set()
+        self._met: set[str] = set()
+        """Whoever has had a connection here."""
         self._values: dict[tuple[int, str], str] = {}
         """What members have published, by generation and key."""
         self._published: list[Message] = []
@@ -196,11 +211,24 @@ class PeerConnections:
                     self._connect_missing()
                 self._forget_joiners(now_s)
                 self.roster.tick(now_s)
+                self._note_changes()
                 self._flush()
                 self._notice_adoption()
                 news, self._news = self._news, []
             for each in news:  # without the lock: whoever listens may take others
                 self.on_change(each)
+
+    def _note_changes(self) -> None:
+        """Write down whom this worker has begun to miss since it last looked."""
+        if not self._journal.is_open:
+            return
+        known = self.roster.knowledge
+        members = set(() if self.roster.membership is None else self.roster.membership.ids)
+        sets = {"dead": known.dead, "silent": known.silent, "unreachable": known.unreachable}
+        for how, ids in sets.items():
+            for id_ in (ids & members) - self._noted.get(how, set()):
+                self._journal.note("missed", id=id_, how=how)
+            self._noted[how] = ids & members
 
     def _handle(self, key: selectors.SelectorKey) -> None:
         if key.fileobj is self._door:
@@ -230,6 +258,8 @@ class PeerConnections:
                 self.changed.notify_all()
             case ["left"]:
                 self.roster.notice_death(peer.id)
+            case ["dead", str(id_)] if id_ != self.me.id and id_ not in self._channels:
+                self.roster.notice_death(id_)
             case ["join"]:
                 self._asked_s[peer.id] = now_s
                 self.roster.notice_joiner(peer)
@@ -275,6 +305,9 @@ class PeerConnections:
                 self.changed.notify_all()
             return
         self._adopted = found
+        self._journal.note(
+            "adopted", generation=found.generation, lineage=found.lineage, ids=found.ids, me=self.me.id
+        )
         now_s = time.monotonic()
         for id_ in found.ids:
             self._heard_s[id_] = max(now_s, self._heard_s.get(id_, 0.0))
@@ -288,12 +321,16 @@ class PeerConnections:
         self.changed.notify_all()
 
     def _connect_missing(self) -> None:
-        """To all earlier members: of two, the later one makes the connection."""
+        """To all earlier members: of two, the later one makes the connection. At the later ones only look
+        whether they live, if there was a connection before."""
         membership = self.roster.membership
-        if membership is not None and self.me.id in membership.ids:
-            for member in membership.members[: membership.ids.index(self.me.id)]:
-                if member.id not in self._channels:
-                    self._start_knocking(member)
+        if membership is None or self.me.id not in membership.ids:
+            return
+        place = membership.ids.index(self.me.id)
+        for number, member in enumerate(membership.members):
+            wanted = number < place or (number > place and member.id in self._met)
+            if wanted and member.id not in self._channels:
+                self._start_knocking(member)
 
     # -- sending --------------------------------------------------------------------------------------
 
@@ -367,6 +404,7 @@ class PeerConnections:
                 self._selector.unregister(old.socket)
                 old.socket.close()
             self._channels[id_] = channel
+            self._met.add(id_)
             self._heard_s[id_] = time.monotonic()
             self._selector.register(channel.socket, selectors.EVENT_READ, channel)
             membership = self.roster.membership
@@ -393,22 +431,40 @@ class PeerConnections:
             threading.Thread(target=self._knock, args=(member,), name="thinwire-knock", daemon=True).start()
 
     def _knock(self, member: Member) -> None:
-        """A door that refuses belongs to a process that has ended. Of two who lost their connection, the
-        later member makes the new one."""
+        """Until there is a connection, or the member is known to be dead or out of reach; of two who lost
+        their connection, the later member makes the new one."""
+        for pause_s in (*_KNOCK_AGAIN_S, 0.0):
+            if not self._listens(member):
+                break
+            with self.changed:
+                done = self._stopped or member.id in self._channels or member.id in self.roster.knowledge.dead
+            if done:
+                break
+            time.sleep(pause_s)
+        with self.changed:
+            self._knocking.discard(member.id)
+            self._poke()
+
+    def _listens(self, member: Member) -> bool:
+        """Knock once; a door that refuses belongs to a process that has ended."""
         try:
             connection = socket.create_connection((member.host, member.port), timeout=_KNOCK_S)
         except ConnectionRefusedError:
             with self.changed:
                 # not if it was silent before: the others may have gone on with it since
                 if time.monotonic() - self._heard_s.get(member.id, 0.0) < self.patience.ask_s:
-                    self.roster.notice_death(member.id)
+                    self._notice_death(member.id)
+            return False
         except OSError:
-            pass  # it cannot be reached: silence will tell
-        else:
-            self._shake_or_close(connection, member)
-        with self.changed:
-            self._knocking.discard(member.id)
-            self._poke()
+            return False  # it cannot be reached: silence will tell
+        self._shake_or_close(connection, member)
+        return True
+
+    def _notice_death(self, id_: str) -> None:
+        """What is certain is told to all, who may have seen less of it."""
+        if id_ not in self.roster.knowledge.dead:
+            self.roster.notice_death(id_)
+            self._send_all(["dead", id_])
 
     def _shake_or_close(self, connection: socket.socket, member: Member) -> None:
         with self.changed:
@@ -423,7 +479,7 @@ class PeerConnections:
             channel = answer_door(connection, self.me, self._key)
             if channel.peer.id != member.id:
                 with self.changed:
-                    self.roster.notice_death(member.id)  # another process has its door now
+                    self._notice_death(member.id)  # another process has its door now
                 raise Stranger("another process listens there")
         except (Stranger, OSError):
             connection.close()

@@ -73,6 +73,8 @@ class ElasticSampler:
         self._past: list[tuple[int, list[int]]] = []
         """For each world of this epoch before this one: its step size, and batches done by each worker."""
         self._cached: Samples | None = None
+        self._dealt: list[list[int]] | None = None
+        """What `deal` makes of `left`: it is the same for all steps of a world."""
 
     # -- the share of this worker -----------------------------------------------------------------------
 
@@ -81,6 +83,7 @@ class ElasticSampler:
         rule = f"{world_size} or more, the number of workers"
         check(self.fixed == "worker" or self.batch_size >= world_size, "batch_size", rule, self.batch_size)
         self.rank, self.world_size, self.taken = rank, world_size, 0
+        self._dealt = None
 
     def __len__(self) -> int:
         """Batches this worker has left."""
@@ -94,6 +97,18 @@ class ElasticSampler:
             if number >= self.taken:
                 yield left[start : start + sizes[self.rank]].tolist()
             begin += sum(sizes)
+
+    @property
+    def carried(self) -> list[int]:
+        """Samples of the epoch before that come first in this one."""
+        return list(self._carried)
+
+    def current(self) -> list[int]:
+        """The batch to train on next."""
+        sizes = self._sizes()
+        begin = sum(map(sum, sizes[: self.taken])) + sum(sizes[self.taken][: self.rank])
+        batch: list[int] = self.left()[begin : begin + sizes[self.taken][self.rank]].tolist()
+        return batch
 
     def take(self) -> None:
         """This worker has trained on the next batch."""
@@ -120,20 +135,22 @@ class ElasticSampler:
         return self.batch_size * (self.world_size if self.fixed == "worker" else 1)
 
     def _sizes(self) -> list[list[int]]:
-        return deal(len(self.left()), self.world_size, self._step_size())
+        if self._dealt is None:
+            self._dealt = deal(len(self.left()), self.world_size, self._step_size())
+        return self._dealt
 
     # -- changes ----------------------------------------------------------------------------------------
 
     def account(self, done: Sequence[int]) -> None:
         """The world has ended after each of its workers has trained on so many batches."""
         self._past.append((self._step_size(), list(done)))
-        self._cached, self.taken = None, 0
+        self._cached, self._dealt, self.taken = None, None, 0
 
     def next_epoch(self) -> None:
         """All workers are through with this epoch."""
         used = sum(map(sum, self._sizes()))
         self._carried = self.left()[used:].tolist()
-        self._past, self._cached, self.taken = [], None, 0
+        self._past, self._cached, self._dealt, self.taken = [], None, None, 0
         self.epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -151,7 +168,7 @@ class ElasticSampler:
         self._carried = [int(each) for each in state["carried"]]
         self._past = [(int(size), [int(each) for each in done]) for size, done in state["past"]]
         self.world_size = int(state["world_size"])
-        self._cached, self.taken = None, 0
+        self._cached, self._dealt, self.taken = None, None, 0
 
 
 def _without(left: Samples, step_size: int, done: Sequence[int]) -> Samples:

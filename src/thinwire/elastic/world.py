@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store, _get_default_store
 from torch.distributed.rendezvous import rendezvous
 
+from thinwire.elastic.journal import Journal
 from thinwire.elastic.keys import KEY_BYTES, read_key
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
@@ -46,7 +47,7 @@ class Elastic:
     join: Sequence[str] = ()
     """host:port of workers of a running world to join; by default those in THINWIRE_JOIN."""
     port: int = 0
-    """Where this worker listens to the others; 0: any free one."""
+    """Where this worker listens to the others; by default THINWIRE_PORT, or any free one."""
     allow_minority: bool = False
     """Go on also if most others cannot be reached. They may do the same: then there are two worlds, with two
     models, and they never merge."""
@@ -63,6 +64,12 @@ class Elastic:
         """Of workers to join."""
         return list(self.join) or [each for each in os.environ.get("THINWIRE_JOIN", "").split(",") if each]
 
+    @property
+    def own_port(self) -> int:
+        text = os.environ.get("THINWIRE_PORT", "") or "0"
+        check(text.isdecimal() and int(text) < 1 << 16, "THINWIRE_PORT", "from 0 to 65535", text)
+        return self.port or int(text)
+
     def read_key(self) -> bytes | None:
         path = self.key_file or os.environ.get("THINWIRE_KEY_FILE", "")
         return read_key(Path(path)) if path else None
@@ -76,6 +83,7 @@ class World:
     ) -> None:
         """`tls`: what the payload travels by; None: Gloo."""
         self._settings, self._timeout_s, self._silence_s = settings, timeout_s, silence_s
+        self.journal = Journal()
         self._tls = tls
         self.generation = 0
         """The newest one that was tried."""
@@ -94,6 +102,14 @@ class World:
         else:
             self._start(key)
         self._peers.on_change = self._end_lane
+        self.journal.note(
+            "member",
+            id=self.me.id,
+            host=self.me.host,
+            port=self.me.port,
+            pid=os.getpid(),
+            rank=os.environ.get("RANK"),
+        )
 
     @property
     def me(self) -> Member:
@@ -152,6 +168,7 @@ class World:
     def leave(self) -> None:
         """Say good-bye; the others go on."""
         self._peers.leave()
+        self.journal.close()
 
     def _form(self, found: Membership) -> ProcessGroupLane:
         """Wait until the training of all members has come here, then connect."""
@@ -249,13 +266,13 @@ class World:
 
     def _open_door(self, address: str, name: str, key: bytes) -> PeerConnections:
         try:
-            door = socket.create_server((address, self._settings.port), backlog=128)
+            door = socket.create_server((address, self._settings.own_port), backlog=128)
         except OSError as error:
-            rule = f"free on {address}"
-            raise SettingError(f"Elastic.port must be {rule}, got {self._settings.port} ({error})") from error
+            asked = self._settings.own_port
+            raise SettingError(f"Elastic.port must be free on {address}, got {asked} ({error})") from error
         me = Member(f"{name}@{socket.gethostname()[:32]}/{os.getpid()}", address, door.getsockname()[1])
         _log.info("%s listens on %s port %d", me.id, me.host, me.port)
-        return PeerConnections(door, me, key, silence_s=self._silence_s)
+        return PeerConnections(door, me, key, silence_s=self._silence_s, journal=self.journal)
 
 
 def _split(address: str) -> tuple[str, int]:

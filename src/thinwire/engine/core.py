@@ -427,11 +427,21 @@ class Core:
         rank, world_size = self.lane.rank, self.lane.world_size
         if own is not None:
             state.load_leaves(self.buckets, [own["leaves"]] * world_size, rank, world_size)
-        if joins:
-            state.load_common(self.buckets, giver["leaves"])
-        if giver["layout"] == [bucket.names for bucket in self.buckets]:
-            for group, plain in zip(self.groups, giver["plain"], strict=True):
-                state.load_same(group.state, plain)
+        if joins or not overrides(self.strategy, "recover"):
+            state.load_common(self.buckets, giver["leaves"], ("same", "mean") if joins else ("same",))
+        layout = [bucket.names for bucket in self.buckets]
+        for rule, source in (("same", giver), ("own", None if joins else own)):
+            if source is not None and source["layout"] == layout:
+                for group, plain in zip(self.groups, source["plain"], strict=True):
+                    state.load_fields(group.state, plain, rule)
+
+    def recovering(self) -> Iterator[Work]:
+        """After `take_over`, together with all workers of the new world."""
+        if overrides(self.strategy, "recover"):
+            for group in self.groups:
+                recover = partial(self.strategy.recover, group.buckets, group.state)
+                task = group.endpoint.start(self._driver, "mix", recover, "recover", in_training=True)
+                yield from self.mixer.completing(task)
 
     def restart(self) -> None:
         """The model has been replaced before training: make the strategy's state anew, and count from 0."""

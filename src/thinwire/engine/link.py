@@ -24,13 +24,14 @@ from thinwire.elastic.sampler import ElasticSampler
 from thinwire.engine import state
 from thinwire.engine.arguments import linked
 from thinwire.engine.buckets import local
+from thinwire.engine.common_calls import IN_LOOP, Call, CommonCalls, next_place
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.parameter_watch import ParameterWatch
 from thinwire.engine.parts import Part
-from thinwire.engine.regroup import Place, Regrouper
+from thinwire.engine.regroup import Place, Regrouper, digest_of
 from thinwire.engine.replicas import Replicas
 from thinwire.engine.scaled_steps import ScaledSteps
 from thinwire.engine.sharded_reducer import ShardedReducer
@@ -66,6 +67,7 @@ class Link:
         self.timeout_s: float = transport.timeout_s
         """How long a wait for others may take."""
         self._rebuild, self._regrouper = rebuild, regrouper
+        self._calls = CommonCalls() if regrouper is None else regrouper.calls
         self._in_step = False
         """Whether this worker is inside a `Step`, which is done again as a whole."""
         self._past = Stats()
@@ -97,8 +99,6 @@ class Link:
         self._looks_for_wrapper = self.world_size > 1 and dist.is_initialized()
         self.companion: Companion | None = None
         """Something else that acts between steps, such as apoptosis."""
-        self._mean_at = 0
-        """Steps done when all workers last had the same model, by attach or by `average_`."""
         self._hook()
         core.serve()
         # Before threads are ended; atexit would be too late to wait for others.
@@ -174,27 +174,35 @@ class Link:
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
 
+        what: Call = ["total", f"link.all_reduce of {len(values)} numbers", len(values)]
+
         def reduce() -> list[float]:
-            with self._together(f"link.all_reduce of {len(values)} numbers"):
+            with self._together(what[1]):
                 return self._everyone.total(values)
 
-        return self._persist(reduce)
+        return self._persist(what, reduce)
 
     def all_gather_object(self, value: Any) -> list[Any]:
         """Every worker's value, in order of rank; called by all workers. JSON must be able to hold it:
-        nothing that comes from the network is unpickled."""
+        nothing that comes from the network is unpickled. In an elastic world, those of whoever is in this
+        call: one that has just joined may be elsewhere."""
         if not self._attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
 
-        def gather() -> list[Any]:
-            with self._together("link.all_gather_object"):
-                return self._everyone.gather_objects(value)
+        what: Call = ["gather", "link.all_gather_object", 0]
 
-        return self._persist(gather)
+        def gather() -> list[Any]:
+            with self._together(what[1]):
+                return [each[0] for each in self._everyone.gather_objects([value]) if each]
+
+        return self._persist(what, gather)
 
     def consensus_distance(self) -> float:
         """How far the workers' models are apart, relative to their size, as far as all hold the same
         parameters; called by all workers."""
+        return self._persist(["distance", "link.consensus_distance", 0], self._consensus_distance)
+
+    def _consensus_distance(self) -> float:
         with self._together("link.consensus_distance"):
             # but without the mixer: measuring must not bring exchanges back early
             self._transport.wait_for(self._core.reducer.stepping())
@@ -323,8 +331,18 @@ class Link:
         Called by all workers. Forward passes and state dicts finish the steps they need by themselves; call
         it before code that reads or changes parameters directly, such as a moving average or a clamp.
         """
-        meets = overrides(self.strategy, "settle") or overrides(self.strategy, "serve")
-        with self._together("link.synchronize") if meets else contextlib.nullcontext():
+        if not self._meets and not self._mixes:  # then there is nothing to wait for together
+            self._synchronize()
+        else:
+            self._persist(["synchronize", "link.synchronize", 0], self._synchronize)
+
+    @property
+    def _meets(self) -> bool:
+        """Whether workers must come together to have nothing on the wire."""
+        return overrides(self.strategy, "settle") or overrides(self.strategy, "serve")
+
+    def _synchronize(self) -> None:
+        with self._together("link.synchronize") if self._meets else contextlib.nullcontext():
             self._transport.wait_for(self._core.synchronizing())
             for finish, _ in self._side_lanes:
                 finish()
@@ -346,15 +364,15 @@ class Link:
     @torch.no_grad()
     def average_(self) -> None:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
+        self._persist(["average", "link.average_", 0], self._average)
 
-        def average() -> None:
-            with self._together("link.average_"):
-                self.synchronize()
-                for endpoint, tensors in self._core.averageable().items():
-                    Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
-
-        self._persist(average)
-        self._mean_at = self._core.steps
+    @torch.no_grad()
+    def _average(self) -> None:
+        with self._together("link.average_"):
+            self.synchronize()
+            for endpoint, tensors in self._core.averageable().items():
+                Replicas(endpoint, self._transport.wait).average_tensors_(tensors)
+        self._calls.mean_at = self._core.steps
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -366,7 +384,7 @@ class Link:
         try:
             yield
         finally:
-            self._mean_at = -1
+            self._calls.mean_at = -1
             with torch.no_grad():
                 for tensor, saved in zip(tensors, own, strict=True):
                     tensor.copy_(saved)
@@ -450,11 +468,51 @@ class Link:
     def _meet(self, what: str) -> bool:
         """Wait for all workers; False if they have changed meanwhile, so that there may be more to do."""
         try:
+            self._line_up(IN_LOOP)
             self._everyone.meet(what)
         except PeerLost:
             self._regroup()
             return False
         return True
+
+    def _begin_step(self) -> bool:
+        """Be in the loop with all others; False if the workers have changed meanwhile."""
+        if self._calls.mixed:
+            try:
+                self._line_up(IN_LOOP)
+            except PeerLost:
+                self._regroup()
+                return False
+        return True
+
+    def _line_up(self, mine: Call) -> None:
+        """While somebody may be at another place of the program, help those in other calls first."""
+        calls = self._calls
+        while calls.mixed:
+            place = next_place(self._everyone.gather_objects(mine))
+            calls.mixed = place != IN_LOOP
+            if place == mine:
+                return
+            calls.note(place, self._help(place))
+
+    def _help(self, call: Call) -> Any:
+        """Take part in a call of others, with nothing to add."""
+        kind, name, size = call
+        match kind:
+            case "synchronize":
+                return self._synchronize()
+            case "average":
+                return self._average()
+            case "finish":
+                return self._finish()
+            case "distance":
+                return self._consensus_distance()
+        with self._together(str(name)):
+            if kind == "total":
+                return self._everyone.total([0.0] * int(size))
+            if kind == "gather":
+                return [each[0] for each in self._everyone.gather_objects([]) if each]
+        return None
 
     def _note_epoch(self) -> None:
         """All workers have come to the end of an epoch with the same number of steps."""
@@ -472,17 +530,26 @@ class Link:
             raise UsageError("there is no sampler", hint="make one with link.sampler(...) before the loop")
         return found
 
-    def _persist(self, call: Callable[[], T]) -> T:
-        """Make a call that all workers make together, again after each change of the workers. As a part of
-        a step or another call it is not made again by itself."""
-        part = self._in_step or bool(self._transport.call)
+    def _persist(self, what: Call, call: Callable[[], T]) -> T:
+        """Make a call that all workers make together, again after each change of the workers unless it has
+        ended on one of them. As a part of a step or another call it is not made again by itself."""
+        if self._regrouper is None or self._in_step or self._transport.call:
+            return call()
+        calls = self._calls
+        number = calls.done + 1
         while True:
             try:
-                return call()
+                self._line_up(what)
+                number = calls.done + 1
+                result = call()
             except PeerLost:
-                if self._regrouper is None or part:
-                    raise
                 self._regroup()
+                if calls.done >= number and calls.what == what:
+                    found: T = calls.result
+                    return found
+            else:
+                calls.note(what, result)
+                return result
 
     # -- ending -----------------------------------------------------------------------------------
 
@@ -496,8 +563,11 @@ class Link:
         failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
         self._transport.leave(failure)
         try:
-            self._persist(self._finish)
+            self._persist(["finish", "link.detach", 0], self._finish)
             if self._regrouper is not None:
+                # whoever is lost now must not leave some with another mean than others
+                self._persist(["meet", "the end", 0], lambda: self._everyone.meet("the end"))
+                self._note_end(self._regrouper)
                 self._regrouper.world.finish()
             self._transport.wait_for(self._core.leaving())
             self._join_strips()
@@ -516,11 +586,16 @@ class Link:
         """What all workers do together when training is over."""
         with self._together("link.detach"):
             self.synchronize()
-            if self._mixes and self._mean_at != self._core.steps:
+            if self._mixes and self._calls.mean_at != self._core.steps:
                 self.average_()
             told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
             if self._advises and self.rank == 0 and advice != told:
                 _log.warning(advice)
+
+    def _note_end(self, regrouper: Regrouper) -> None:
+        journal = regrouper.world.journal
+        if journal.is_open:
+            journal.note("ended", generation=self.generation, steps=self.steps, model=digest_of(self._model))
 
     def _join_strips(self) -> None:
         """After strip-owned updates: the optimizers' state, whole again on every worker."""

@@ -16,16 +16,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.elastic.sampler import ElasticSampler
 from thinwire.elastic.world import World
 from thinwire.engine.buckets import local
+from thinwire.engine.common_calls import CommonCalls
 from thinwire.engine.core import Core
 from thinwire.engine.parts import Part
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.transport import Transport
 from thinwire.errors import PeerDiffers, PeerError, PeerLost
+from thinwire.strategies.base import overrides
 from thinwire.wire.base import Lane
 
 _log = logging.getLogger("thinwire")
@@ -45,10 +47,11 @@ class Place:
     @classmethod
     def of(cls, core: Core) -> Place:
         digest, own = hashlib.sha256(), 0
+        recovers = overrides(core.strategy, "recover")  # then it sees to that itself
         for bucket in core.buckets:
             bucket.undo_()
             for name, leaf in sorted(bucket.leaves.items()):
-                if leaf.on_resize == "same":
+                if leaf.on_resize == "same" and not recovers:
                     digest.update(name.encode() + leaf.data.detach().cpu().contiguous().numpy().tobytes())
                 elif leaf.on_resize == "sum":
                     own += leaf.data.numel()
@@ -76,6 +79,12 @@ class _Facts:
     shared: str
     alike: str
     """Digest of model and settings."""
+    calls: int
+    """Common calls that have ended on this worker."""
+    averaged: bool
+    """Whether the last of them left all with one model."""
+    mixed: bool
+    """Whether workers may be at different places of the program."""
 
 
 @dataclass(slots=True)
@@ -92,6 +101,7 @@ class Regrouper:
     waiting: dict[str, Any] = field(default_factory=dict)
     """States of parts that have been received and not been asked for."""
     sampler: ElasticSampler | None = None
+    calls: CommonCalls = field(default_factory=CommonCalls)
     since: int = 0
     """Steps done when the present share of samples was dealt."""
     synced: int = 0
@@ -100,6 +110,8 @@ class Regrouper:
     _rank: int = 0
     _known: list[int] = field(default_factory=list)
     _num_workers: int = 0
+    _done: list[int] = field(default_factory=list)
+    """Batches that each worker of the generation before has done of its share, as all have agreed."""
 
     def form(self, place: Place | None, known: Sequence[int] = ()) -> tuple[Core, Transport]:
         """Join the others in the next generation that lasts; without a place, this worker is new."""
@@ -139,7 +151,7 @@ class Regrouper:
             self._start_alike(core, everyone)
             return self._commit(core, 0)
         self._check_joiners(facts, old)
-        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch))
+        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch, each.calls))
         source = facts.index(giver)
         mine = facts[core.lane.rank]
         agree = core.strategy.replicas_agree
@@ -157,6 +169,10 @@ class Regrouper:
         core.take_over(
             None if place is None else place.state, package["strategy"], joins=behind[core.lane.rank]
         )
+        core.wait_for(core.recovering())
+        if mine.new or mine.calls < giver.calls:
+            self.calls.adopt(package["calls"])
+        self.calls.mixed = any(each.new or each.mixed for each in facts)
         self._deal(package["sampler"], facts, giver, agree=agree)
         return self._commit(core, giver.steps)
 
@@ -169,13 +185,16 @@ class Regrouper:
         # one that was left out and comes back is new, whatever it still holds
         new = place is None or self.world.me.id != self._id
         mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, epoch, taken]
-        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike])
+        calls = [self.calls.done, self.calls.averaged, self.calls.mixed]
+        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike, *calls])
         return [_Facts(*each) for each in told]
 
     @staticmethod
     def _is_behind(each: _Facts, giver: _Facts, *, agree: bool) -> bool:
         """Whether a worker must take over model and optimizer."""
         if each.new or each.shared != giver.shared:
+            return True
+        if each.calls < giver.calls and giver.averaged:
             return True
         return agree and (each.synced, each.steps) != (giver.synced, giver.steps)
 
@@ -196,7 +215,7 @@ class Regrouper:
         assert place is not None, "who gives is not new"
         sampler = None if self.sampler is None else self.sampler.state_dict()
         strategy = place.state if full else {**place.state, "leaves": {}}
-        package: dict[str, Any] = {"strategy": strategy, "sampler": sampler}
+        package: dict[str, Any] = {"strategy": strategy, "sampler": sampler, "calls": self.calls.state()}
         if full:
             package["model"] = [local(t).detach() for t in _model_tensors(core)]
             package["optimizers"] = [optimizer.state_dict() for optimizer in core.optimizers]
@@ -229,6 +248,7 @@ class Regrouper:
                 done.append(there[rank].taken if there[rank].epoch == giver.epoch else 0)
             else:  # it is lost: what it last said to have done
                 done.append(max(0, steps - giver.since))
+        self._done = done
         if self.sampler is None:
             self.waiting["sampler"] = {**state, "done": done}
         else:
@@ -240,6 +260,19 @@ class Regrouper:
         core.steps = self.since = steps
         self.synced, self._rank, self._id = self.world.generation, core.lane.rank, self.world.me.id
         self._known = [steps] * core.lane.world_size
+        self.world.journal.note(
+            "trains",
+            generation=self.synced,
+            id=self._id,
+            rank=core.lane.rank,
+            world_size=core.lane.world_size,
+            steps=steps,
+            epoch=None if self.sampler is None else self.sampler.epoch,
+            lineage="" if self.world.membership is None else self.world.membership.lineage,
+            agrees=core.strategy.replicas_agree,
+            num_samples=None if self.sampler is None else self.sampler.num_samples,
+            done=self._done,
+        )
         if self.sampler is not None:
             self.sampler.place(core.lane.rank, core.lane.world_size)
         return Place.of(core)
@@ -285,3 +318,13 @@ def _adopt_model(core: Core, package: dict[str, Any]) -> None:
         mine.copy_(theirs)
     for optimizer, state in zip(core.optimizers, package["optimizers"], strict=True):
         optimizer.load_state_dict(state)
+
+
+def digest_of(model: nn.Module) -> str:
+    """Of its parameters, bit for bit."""
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(
+            local(parameter).detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return digest.hexdigest()[:16]

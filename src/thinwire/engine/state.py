@@ -95,11 +95,13 @@ def load_leaves(
 
 
 @torch.no_grad()
-def load_common(buckets: Iterable[ParameterBucket], saved: Saved) -> None:
+def load_common(
+    buckets: Iterable[ParameterBucket], saved: Saved, rules: Sequence[OnResize] = ("same", "mean")
+) -> None:
     """Overwrite the leaves that all workers have in common, or nearly, with those of one of them."""
     for bucket in buckets:
         for name, leaf in bucket.leaves.items():
-            if leaf.on_resize in ("same", "mean"):
+            if leaf.on_resize in rules:
                 for parameter, part in leaf.parts():
                     if (theirs := saved.get(name, {}).get(parameter)) is not None:
                         part.copy_(theirs)
@@ -174,7 +176,7 @@ def load_all(
     if len(saved) == world_size:
         return [load(state, mine) for state, mine in zip(states, saved[rank]["plain"], strict=True)]
     for state, theirs in zip(states, furthest["plain"], strict=True):
-        load_same(state, theirs)
+        load_fields(state, theirs, "same")
     return list(states)
 
 
@@ -222,10 +224,13 @@ def load(state: Any, saved: Any, where: str = "state") -> Any:
     return saved
 
 
-def load_same(state: Any, saved: Any) -> None:
-    """Only the fields that outlive another number of workers; the others stay as they were made."""
+def load_fields(state: Any, saved: Any, rule: str) -> None:
+    """Only the fields with this rule for another number of workers; the others stay as they were made."""
     if not dataclasses.is_dataclass(state):
         return
     for field in dataclasses.fields(state):
-        if field.metadata.get(ON_RESIZE) == "same":
-            setattr(state, field.name, load(getattr(state, field.name), saved[field.name], field.name))
+        if field.metadata.get(ON_RESIZE) == rule:
+            value = saved[field.name]
+            # what a worker takes along may have the size of the old world
+            fits = rule != "own"
+            setattr(state, field.name, load(getattr(state, field.name), value, field.name) if fits else value)

@@ -18,12 +18,15 @@ class Step:
 
     def __init__(self, link: Link, batch: Any, sampler: ElasticSampler) -> None:
         self._link, self._batch, self._sampler = link, batch, sampler
+        self._journal = link._elastic.world.journal
         self.entered = False
         self.done = False
         """Whether it was trained on."""
 
     def __enter__(self) -> Any:
         self.entered = self._link._in_step = True
+        if self._journal.is_open:
+            self._note("step", indices=self._sampler.current())
         weight = self._sampler.weight
         if weight != 1.0:
             self._link.weight(weight)
@@ -33,12 +36,19 @@ class Step:
         self._link._in_step = False
         if error is None:
             self.done = True
+            if self._journal.is_open:
+                self._note("done")
             self._sampler.take()
         elif not isinstance(error, PeerLost):
             return False
         if error is not None or self._link.lost is not None:
             self._link._regroup()
         return True
+
+    def _note(self, what: str, **facts: Any) -> None:
+        link = self._link
+        place = {"generation": link.generation, "epoch": self._sampler.epoch}
+        self._journal.note(what, steps=link.steps, **place, **facts)
 
 
 def each_epoch(link: Link, sampler: ElasticSampler, num_epochs: int) -> Iterator[int]:
@@ -60,6 +70,8 @@ def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Ite
             continue  # what a lost worker has left undone may have been dealt out
         generation = link.generation
         for batch in loader:
+            if not link._begin_step():
+                break
             step = Step(link, batch, sampler)
             yield step
             if not step.entered:
@@ -71,5 +83,9 @@ def each_step(link: Link, sampler: ElasticSampler, loader: Iterable[Any]) -> Ite
 
 
 def finish_epoch(link: Link, sampler: ElasticSampler) -> None:
+    finished = sampler.epoch
     sampler.next_epoch()
+    link._elastic.world.journal.note(
+        "epoch", epoch=finished, generation=link.generation, carried=sampler.carried
+    )
     link._note_epoch()

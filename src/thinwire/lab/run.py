@@ -48,6 +48,8 @@ class Job:
     """Time between the first failure and ending the other workers, so that they can report it too."""
     keep_going: bool = False
     """Let the other workers finish after a failure."""
+    faults_from_first_step: bool = False
+    """Count `after=` of faults from the first step of any worker, instead of the start of all."""
     prefix: bool = True
     """Begin every line of output with the name of its host."""
 
@@ -101,6 +103,8 @@ class LabResult:
     warnings: tuple[str, ...]
     busy_share: float
     """Busy share of the processors' time while the workers trained."""
+    started_at: float = 0.0
+    """When the workers were started, in seconds since 1970."""
     reports: tuple[Any, ...] = ()
     """Values that workers passed to `Control.report`, in order."""
 

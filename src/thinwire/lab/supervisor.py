@@ -81,7 +81,8 @@ class Supervisor:
         self._terminate_at_s = self._kill_at_s = math.inf
         self._log: list[str] = []
         self._reports: list[object] = []
-        self._start_s = time.monotonic()
+        self._start_s = self._faults_s = time.monotonic()
+        self._started_at = time.time()
 
     def run(self) -> LabResult:
         """Start all workers, wait until the last one has ended, and return the result."""
@@ -91,7 +92,8 @@ class Supervisor:
             start_store(self._network.namespaces[0], self._job.description.hosts[0], self._selector)
         for worker in self._workers:
             worker.start(self._selector, self._answer)
-        self._start_s = time.monotonic()
+        self._start_s = self._faults_s = time.monotonic()
+        self._started_at = time.time()
         while any(worker.alive for worker in self._workers):
             self._serve()
             self._reap()
@@ -100,6 +102,7 @@ class Supervisor:
             # The load counts from the first step on: imports and connecting are not training.
             if not self._training and any(worker.status.steps for worker in self._workers):
                 self._training = True
+                self._faults_s = time.monotonic()
                 self._load.restart()
             self._load.sample()
         until_s = time.monotonic() + DRAIN_S
@@ -182,13 +185,17 @@ class Supervisor:
             faults=tuple(self._log),
             warnings=tuple(filter(None, [*warnings, self._load.warning()])),
             busy_share=self._load.busy_share,
+            started_at=self._started_at,
             reports=tuple(self._reports),
         )
 
     def _apply_due_faults(self) -> None:
         steps = [worker.status.steps for worker in self._workers]
         alive = [worker.alive for worker in self._workers]
-        for fault, ends in self._schedule.due(self._now_s(), steps, alive):
+        now_s = self._now_s()
+        if self._job.faults_from_first_step:
+            now_s = time.monotonic() - self._faults_s if self._training else -1.0
+        for fault, ends in self._schedule.due(now_s, steps, alive):
             self._apply_fault(fault, ends=ends)
             # The worker waits at this step until the fault is applied (StepCounter).
             if fault.step is not None and fault.host is not None and not ends:

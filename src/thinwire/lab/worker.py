@@ -125,8 +125,17 @@ class LabWorker:
             "PYTHONUNBUFFERED": "1",
             STATUS_VARIABLE: f"/proc/self/fd/{self._status_file}",
             CONTROL_VARIABLE: str(control),
+            **self._way_back(),
             **({SITE_VARIABLE: str(self.host.site)} if description.num_sites > 1 else {}),
         }
+
+    def _way_back(self) -> dict[str, str]:
+        """Where a worker that is started again finds an elastic world that listens on a known port."""
+        port = self._job.environment.get("THINWIRE_PORT")
+        if self.starts == 1 or port is None:
+            return {}
+        others = [host for host in self._job.description.hosts if host is not self.host]
+        return {"THINWIRE_JOIN": ",".join(f"{host.address}:{port}" for host in others)}
 
     def _run(self) -> NoReturn:
         command = self._job.command

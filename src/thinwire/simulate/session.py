@@ -77,7 +77,7 @@ class Session:
         network.rest(acting or None)
         played = [description.hosts[index] for index in acting] or description.hosts
         self._paces = {h.index: Pace(h.speed, jitter=jitter, seed=(seed, h.index)) for h in played}
-        self._world, self._workers = self._assemble([])
+        self._world, self._workers = self._assemble()
         for fault in description.faults:
             self._expect(fault)
 
@@ -147,7 +147,9 @@ class Session:
         change()
         self._model = compute()
         self._tasks.clear()
-        self._world, self._workers = self._assemble([{**each, "steps": steps} for each in saved], steps)
+        self._world, self._workers = self._assemble(steps)
+        for worker in self._workers.values():
+            worker.core.load([{**each, "steps": steps} for each in saved])
 
     def _run(self) -> None:
         running, self._broken = set(self._workers), False
@@ -238,7 +240,7 @@ class Session:
             raise PeerLost("all workers were killed", hint="leave one of them alive")
         for host in self.hosts:
             self._past[host] = self.stats(host)
-        saved = [self._workers[host].core.state_dict() for host in stay]
+        saved = {host: self._workers[host].core.state_dict() for host in stay}
         furthest = max(stay, key=lambda host: self._workers[host].core.steps)
         self._lost.clear()
         self._tasks.clear()
@@ -247,10 +249,12 @@ class Session:
         self._learners.change(self.hosts, joined, furthest)
         if self._recovery_s:
             self.clock.run(until=self.clock.sleep(self._recovery_s).done)
-        self._world, self._workers = self._assemble(saved, steps)
+        self._world, self._workers = self._assemble(steps)
+        for host, worker in self._workers.items():
+            worker.take_over(saved.get(host), saved[furthest])
         self.happened.append(f"{self.clock.now_s:.3f} s: {len(self.hosts)} workers go on")
 
-    def _assemble(self, saved: Sequence[Any], steps: int = 0) -> tuple[LocalWorld, dict[int, VirtualWorker]]:
+    def _assemble(self, after: int | None = None) -> tuple[LocalWorld, dict[int, VirtualWorker]]:
         acting = sorted(self._num_alike)
         world = virtual_world(self.clock, self._network, self.hosts, acting=acting)
         stage = Stage(self.clock, self._model, self._stepped)
@@ -258,7 +262,5 @@ class Session:
         for rank in acting or range(len(self.hosts)):
             host = self.hosts[rank]
             ends = (world.lane(rank), self._learners.of(host), self._paces[host])
-            workers[host] = VirtualWorker(self.strategy, *ends, stage, steps=steps)
-        for worker in workers.values() if saved else ():
-            worker.core.load(saved)
+            workers[host] = VirtualWorker(self.strategy, *ends, stage, after=after)
         return world, workers

@@ -75,15 +75,23 @@ class VirtualWorker:
     """A strategy joined to one learner, on one host."""
 
     def __init__(
-        self, strategy: Strategy, lane: Lane, learner: Learner, pace: Pace, stage: Stage, *, steps: int = 0
+        self,
+        strategy: Strategy,
+        lane: Lane,
+        learner: Learner,
+        pace: Pace,
+        stage: Stage,
+        *,
+        after: int | None = None,
     ) -> None:
+        """`after`: the steps done when the world has changed; `take_over` comes before training then."""
         self.rank = lane.rank
         self.stop_at = math.inf
         """Steps after which to pause."""
         self._strategy, self._learner, self._pace, self._stage = strategy, learner, pace, stage
         self._clock, self._model = stage.clock, stage.model
         self.driver = Driver(stage.clock.soon, stage.clock.soon)
-        self.context = TrainingContext(step=steps + 1)
+        self.context = TrainingContext(step=(after or 0) + 1)
         self.core = Core(learner.model, [learner.optimizer], strategy, lane, self, buffers="rank0")
         cut(self.core, {}, self._model.bucket_bytes)
         sizes = {name: p.numel() for name, p in learner.model.named_parameters() if p.requires_grad}
@@ -100,7 +108,10 @@ class VirtualWorker:
         self._selected_s = 0.0
         self._num_passes = self._num_agreed = 0
         self._slowdown = 1.0
-        self.core.serve()
+        self._recovers = after is not None
+        """Whether workers have yet to come to what they have in common."""
+        if not self._recovers:
+            self.core.serve()
         learner.joined(self)
 
     def state_dict(self) -> dict[str, Any]:
@@ -112,11 +123,20 @@ class VirtualWorker:
         self.core.load([each["core"] for each in saved])
         self._num_passes = saved[self.rank]["num_passes"]
 
+    def take_over(self, own: dict[str, Any] | None, giver: dict[str, Any]) -> None:
+        """Go on in a world of other workers, as `engine/regroup.py` does: with this worker's own state, if it
+        was there before, and what all have in common from the one that has come furthest."""
+        self.core.take_over(own, giver, joins=own is None)
+
     def train(self) -> Task:
         """Start going through the batches of an epoch; the task ends when there are none left."""
         return self.driver.start(self._train(), f"worker {self.rank}")
 
     async def _train(self) -> None:
+        if self._recovers:
+            self._recovers = False
+            await self._await_all(self.core.recovering())
+            self.core.serve()
         while self.core.steps < self.stop_at and await self._forward():
             await self._backward()
             await self._step()

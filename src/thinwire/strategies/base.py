@@ -12,7 +12,7 @@ from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
 Overlap = Literal["forward", "backward", "none"]
-Seam = Literal["reduce", "mix", "serve", "settle"]
+Seam = Literal["reduce", "mix", "serve", "settle", "recover"]
 OnResize = Literal["sum", "mean", "same", "reset"]
 """What becomes of a state when the number of workers changes: its sum over workers is kept, all get its mean,
 it is the same on all anyway, or it begins anew."""
@@ -21,6 +21,8 @@ Part = Literal["all", "large"]
 ON_RESIZE = "on_resize"
 SAME: dict[str, OnResize] = {ON_RESIZE: "same"}
 """Metadata of a state's field that outlives another number of workers: `field(metadata=SAME)`."""
+OWN = {ON_RESIZE: "own"}
+"""Metadata of a state's field that a worker takes along when an elastic world changes, for `recover`."""
 
 
 class Values(Protocol):
@@ -163,6 +165,11 @@ class Strategy(Protocol):
     async def settle(self, buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
         """Have nothing on the wire: training pauses, for a checkpoint, an evaluation or for good. Started on
         all workers after the same step, when every `mix` has come back; the next step goes on as before."""
+        return
+
+    async def recover(self, buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
+        """In an elastic world, when the workers have changed: come to what all have in common, where that is
+        not simply a leaf with on_resize="same". Whoever joins has the leaves of the furthest worker."""
         return
 
     def advice(self, num_steps: int | None, world_size: int) -> str:

@@ -37,3 +37,9 @@ class Downpour(CentreStrategy):
     def move(self, now: Tensor, answer: Tensor, index: int, state: CentreState, world_size: int) -> Tensor:
         state.fetched[index].copy_(answer)
         return answer - now
+
+    def centre_after(self, question: Tensor, answer: Tensor, world_size: int) -> Tensor:
+        return answer
+
+    def counted(self, question: Tensor, index: int, state: CentreState) -> None:
+        state.fetched[index].add_(question)

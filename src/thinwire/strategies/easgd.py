@@ -44,3 +44,6 @@ class EASGD(CentreStrategy):
 
     def move(self, now: Tensor, answer: Tensor, index: int, state: CentreState, world_size: int) -> Tensor:
         return (answer - now).mul_(self._pull(world_size))
+
+    def centre_after(self, question: Tensor, answer: Tensor, world_size: int) -> Tensor:
+        return answer.lerp(question, self._pull(world_size))

@@ -125,9 +125,10 @@ class Wire:
             self._count(Round(op="exchange", send_bytes=self._messenger.num_bytes(data)))
         return self._messenger.send(data, to, tag)
 
-    async def ask(self, data: Tensor, *, to: int, tag: int = 0) -> Tensor:
-        """Send a message to a worker that listens, and return its answer, of the same size."""
-        answer = self._messenger.expect_answer(data, to, tag)
+    async def ask(self, data: Tensor, *, to: int, tag: int = 0, like: Tensor | None = None) -> Tensor:
+        """Send a message to a worker that listens, and return its answer, which has the size of `like` (by
+        default that of `data`)."""
+        answer = self._messenger.expect_answer(data if like is None else like, to, tag)
         await self.send(data, to=to, tag=tag)
         await answer.work
         if to != self.rank:
