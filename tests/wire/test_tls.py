@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import HashStore
 from tests.wire.tls import SOON_S, backends, contexts, in_threads, make_certificate, meshes
 from thinwire.errors import DataError, PeerDiffers, PeerLate
 from thinwire.wire.tls import connection, files, meeting
-from thinwire.wire.tls.connection import DATA, DATA_UNOFFERED, Frame
+from thinwire.wire.tls.connection import DATA, DATA_UNOFFERED, OFFER, Frame
 from thinwire.wire.tls.files import TLS, Contexts, load
 from thinwire.wire.tls.meeting import Door, meet
 from thinwire.wire.tls.mesh import TlsMesh
@@ -82,6 +82,25 @@ def test_messages_are_matched_whoever_comes_first(contexts: Contexts) -> None:
 
 def _numbered(plan: list[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
     return [(source, to, tag, n) for n, (source, to, tag) in enumerate(plan)]
+
+
+def test_an_offer_that_overtakes_an_earlier_message_stays_open(contexts: Contexts) -> None:
+    """It takes the claim of that message; what is received next answers it, and nothing is left over."""
+    with meshes(2, contexts) as (_, b):
+        first, second = torch.zeros(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
+        works = [b.receive(first, 0, 7, 5)]  # grants number 0
+        b.heard(0, Frame(OFFER, 5, 7))
+        for number in (0, 1):
+            frame = Frame(DATA if number else DATA_UNOFFERED, 5, 7, number, 1)
+            place = b.heard(0, frame)
+            assert place is not None
+            place[:] = bytes([number + 1])
+            b.landed(0, frame)
+            if not number:
+                works.append(b.receive(second, 0, 7, 5))
+        assert all(work.done() for work in works)
+        assert (int(first), int(second)) == (1, 2)
+        assert at_rest(b)
 
 
 def test_nothing_is_sent_before_it_is_known_to_be_read(contexts: Contexts) -> None:

@@ -177,4 +177,7 @@ def _counts_bytes(world_size: int) -> int:
 
 def _split(message: Tensor, num_bytes: int) -> tuple[Tensor, Tensor]:
     """The centre, and how many questions of each worker are in it."""
-    return message[:num_bytes], message[num_bytes:].cpu().clone().view(torch.int64)
+    counts = message[num_bytes:]
+    if counts.is_meta:  # sizes alone, without numbers
+        return message[:num_bytes], torch.zeros(counts.numel() // 8, dtype=torch.int64)
+    return message[:num_bytes], counts.cpu().clone().view(torch.int64)

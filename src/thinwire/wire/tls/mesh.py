@@ -158,21 +158,26 @@ class TlsMesh:
 
     def _heard_offer(self, key: Key) -> None:
         with self._lock:
-            place = key.lane, key.tag
-            if self._claims.get(key):
-                self._settle_claim(key)
-            elif place in self._from_anyone:
-                receives = self._from_anyone[place]
-                self._grant(receives.popleft(), key)
-                if not receives:
-                    del self._from_anyone[place]
-            else:
-                self._offers.setdefault(place, []).append(key.peer)
+            self._settle(key)
 
-    def _settle_claim(self, key: Key) -> None:
-        self._claims[key] -= 1
-        if not self._claims[key]:
-            del self._claims[key]
+    def _settle(self, key: Key) -> None:
+        """A message that a grant may have been waiting for; if none was, it waits to be granted.
+
+        An offer may overtake an earlier message that had needed none, and take its claim. When that message
+        comes there is no claim left, and the offer is still open: so both are counted alike.
+        """
+        place = key.lane, key.tag
+        if self._claims.get(key):
+            self._claims[key] -= 1
+            if not self._claims[key]:
+                del self._claims[key]
+        elif place in self._from_anyone:
+            receives = self._from_anyone[place]
+            self._grant(receives.popleft(), key)
+            if not receives:
+                del self._from_anyone[place]
+        else:
+            self._offers.setdefault(place, []).append(key.peer)
 
     def _heard_grant(self, key: Key, frame: Frame) -> None:
         granted = frame.number, frame.size
@@ -191,8 +196,8 @@ class TlsMesh:
             receive = self._receives.get((peer, frame.number))
             if receive is None or receive.at + frame.size > len(receive.place):
                 raise ConnectionError(f"{frame.size} bytes came that were not asked for")
-            if frame.kind == DATA_UNOFFERED and receive.key is not None and self._claims.get(receive.key):
-                self._settle_claim(receive.key)
+            if frame.kind == DATA_UNOFFERED and receive.at == 0 and receive.key is not None:
+                self._settle(receive.key)
             receive.at += frame.size
             return receive.place[receive.at - frame.size : receive.at]
 
