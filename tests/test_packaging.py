@@ -101,3 +101,16 @@ def test_the_public_names_are_all_there() -> None:
 
     assert dir(thinwire) == sorted(thinwire.__all__)
     assert all(getattr(thinwire, name) is not None for name in dir(thinwire))
+
+
+def test_a_source_folder_works_without_being_installed() -> None:
+    """On a machine where nothing can be installed, PYTHONPATH=src is enough."""
+    hidden = (
+        "from importlib import metadata as m; real = m.version\n"
+        "def version(name):\n"
+        "    if name == 'thinwire': raise m.PackageNotFoundError(name)\n"
+        "    return real(name)\n"
+        "m.version = version; import thinwire; print(thinwire.__version__)\n"
+        "from thinwire.cli import main; import sys; sys.argv = ['thinwire', '--version']; main()"
+    )
+    assert run("-c", hidden).split() == ["unknown", "thinwire", "unknown"]

@@ -1,7 +1,7 @@
 """Train PyTorch models on machines joined by ordinary networks."""
 
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -74,7 +74,10 @@ __all__ = [
     "training_thread",
 ]
 
-__version__ = version("thinwire")
+try:
+    __version__ = version("thinwire")
+except PackageNotFoundError:  # run from its source folder, on a machine where nothing can be installed
+    __version__ = "unknown"
 
 # These need torch or numpy, so they are imported on first use: `thinwire --help` must not wait for them.
 _HOMES = {
