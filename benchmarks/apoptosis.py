@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--bf16", action="store_true", help="compute in bf16, images channels last")
     parser.add_argument("--keep", type=Path, help="folder for trainings that have ended")
     parser.add_argument("--out", type=Path, help="folder of the result")
     parser.add_argument("--trial", action="store_true", help="only shows that it works")
@@ -144,7 +145,14 @@ def main() -> None:
     if options.out is not None:
         result = ResultFile(options.out, "apoptosis")
     works = [
-        Work(problem=problem, method=method, seed=seed, epochs=options.epochs, samples=options.samples)
+        Work(
+            problem=problem,
+            method=method,
+            seed=seed,
+            epochs=options.epochs,
+            samples=options.samples,
+            bf16=options.bf16,
+        )
         for problem in options.problems.split(",")
         for method in options.methods.split(",")
         for seed in range(options.seeds)

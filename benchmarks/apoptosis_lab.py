@@ -1,18 +1,23 @@
 """Time to accuracy with apoptosis and without, on four emulated hosts at 100 Mbit/s.
 
-    python -m benchmarks.apoptosis_lab --data DIR                        mnist-mlp, one seed, 5 quiet minutes
+    python -m benchmarks.apoptosis_lab --data DIR --timed-steps 40       mnist-mlp, one seed, 3 quiet minutes
     python -m benchmarks.apoptosis_lab --data DIR --problems higgs-mlp,mnist-cnn --seeds 0,1,2
     python -m benchmarks.apoptosis_lab --data DIR --epochs 0.2 --trial   a minute, to see it work
 
 All reduce in both, on the same batches; a worker's batch is as large as the problem's. Seconds are those of
 the slowest worker, without evaluation, bytes those that interfaces count. The metric is that of samples held
 out of the training data. Both train on until the epochs are over.
+
+Without apoptosis all steps send and compute the same. With --timed-steps N that training makes N steps in the
+lab, for the time and bytes of one; its metrics are those of the same training in one process, which computes
+the same with the whole batch.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -78,38 +83,79 @@ def worker(options: argparse.Namespace) -> None:
             for seed in map(int, options.seeds.split(",")):
                 for method in ("adaptive", "none"):
                     curve = Curve(name, method, seed)
-                    train(curve, parts, options.epochs or EPOCHS[name], control)
+                    limit = options.timed_steps if method == "none" else None
+                    train(curve, parts, options.epochs or EPOCHS[name], control, limit)
                     if dist.get_rank() == 0:
                         control.report(vars(curve))
 
 
-def train(curve: Curve, parts: Parts, epochs: float, control: Control) -> None:
-    problem, size = parts.problem, HOSTS * parts.problem.batch
-    steps = int(epochs * (len(parts.train) // size))
-    torch.manual_seed(curve.seed)
-    model = problem.model()
-    optimizer = problem.optimizer(model)
-    up = max(1, steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda at: min((at + 1) / up, max(0.0, (steps - at) / (steps - up)))
-    )
+@dataclass
+class Training:
+    """What every worker has, and one process that plays all of them."""
+
+    problem: Problem
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LambdaLR
+    order: Iterator[Any]
+    """All samples of each step."""
+    steps: int
+
+    @classmethod
+    def of(cls, parts: Parts, epochs: float, seed: int) -> Training:
+        problem, size = parts.problem, HOSTS * parts.problem.batch
+        steps = int(epochs * (len(parts.train) // size))
+        torch.manual_seed(seed)
+        model = problem.model()
+        optimizer = problem.optimizer(model)
+        up = max(1, steps // 20)
+        schedule = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda at: min((at + 1) / up, max(0.0, (steps - at) / (steps - up)))
+        )
+        order = (
+            chosen
+            for epoch in range(int(epochs) + 1)
+            for chosen in batches(len(parts.train), size, 1000 * seed + epoch)
+        )
+        return cls(problem, model, optimizer, schedule, order, steps)
+
+    def loss(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        self.optimizer.zero_grad()
+        loss = self.problem.loss(self.model(inputs), targets)
+        loss.backward()
+        return loss
+
+    def is_point(self, step: int) -> bool:
+        return step % max(1, self.steps // NUM_POINTS) == 0 or step == self.steps
+
+
+def train_alone(curve: Curve, parts: Parts, epochs: float) -> None:
+    """Metrics of the training without apoptosis, in one process; seconds and bytes are those of timed steps,
+    the first of which has more to do."""
+    early, late = curve.points[0], curve.points[-1]
+    each = {key: (late[key] - early[key]) / (late["step"] - early["step"]) for key in early}
+    training, curve.points = Training.of(parts, epochs, curve.seed), []
+    for step, chosen in zip(range(1, training.steps + 1), training.order, strict=False):
+        training.loss(*parts.train.take(chosen))
+        training.optimizer.step()
+        training.schedule.step()
+        if training.is_point(step):
+            point = {key: each[key] * step for key in ("step", "seconds", "sent_bytes")}
+            point["metric"] = training.problem.metric(*predict(training.model, parts.held))
+            curve.points.append({**point, "parameters": count(training.model)})
+
+
+def train(curve: Curve, parts: Parts, epochs: float, control: Control, limit: int | None) -> None:
+    training = Training.of(parts, epochs, curve.seed)
+    steps, problem, model = training.steps, training.problem, training.model
     settings = tw.Apoptosis(every=max(1, steps // NUM_CHECKS)) if curve.method == "adaptive" else None
-    order = (
-        chosen
-        for epoch in range(int(epochs) + 1)
-        for chosen in batches(len(parts.train), size, 1000 * curve.seed + epoch)
-    )
-    with tw.attach(model, optimizer, tw.AllReduce(), num_steps=steps, apoptosis=settings) as link:
+    with tw.attach(model, training.optimizer, tw.AllReduce(), num_steps=steps, apoptosis=settings) as link:
         clock = Clock(link, control)
-        for step, chosen in zip(range(1, steps + 1), order, strict=False):
-            inputs, targets = parts.train.take(chosen[link.rank :: link.world_size])
-            optimizer.zero_grad()
-            loss = problem.loss(model(inputs), targets)
-            loss.backward()
-            link.observe(loss)
-            optimizer.step()
-            schedule.step()
-            if step % max(1, steps // NUM_POINTS) == 0 or step == steps:
+        for step, chosen in zip(range(1, (limit or steps) + 1), training.order, strict=False):
+            link.observe(training.loss(*parts.train.take(chosen[link.rank :: link.world_size])))
+            training.optimizer.step()
+            training.schedule.step()
+            if training.is_point(step) or (limit and step in (limit // 4, limit)):
                 clock.stop()
                 point = {"step": float(step), "seconds": clock.seconds, "sent_bytes": clock.sent_bytes}
                 point |= {"metric": evaluate(problem, model, parts.held, link), "parameters": count(model)}
@@ -185,6 +231,7 @@ def main() -> None:
     parser.add_argument("--problems", default="mnist-mlp", help="comma-separated, of " + ", ".join(EPOCHS))
     parser.add_argument("--seeds", default="0", help="comma-separated (0)")
     parser.add_argument("--epochs", type=float, help="other than this benchmark's own")
+    parser.add_argument("--timed-steps", type=int, help="of the training without apoptosis, in the lab (all)")
     parser.add_argument("--rate", default="100mbit", help="of every host's path (100mbit)")
     parser.add_argument("--trial", action="store_true", help="only shows that it works")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -196,8 +243,13 @@ def main() -> None:
     inside = ["benchmarks.apoptosis_lab", "--inside", "--data", str(options.data.absolute())]
     inside += ["--problems", options.problems, "--seeds", options.seeds]
     inside += ["--epochs", str(options.epochs)] if options.epochs else []
+    inside += ["--timed-steps", str(options.timed_steps)] if options.timed_steps else []
     outcome = run_in_lab(describe(hosts=HOSTS, rate=options.rate), *inside, time_limit_s=1800)
     curves = [Curve(**each) for each in outcome.reports]
+    for curve in curves if options.timed_steps else ():
+        if curve.method == "none":
+            parts = Parts.of(curve.problem, options.data)
+            train_alone(curve, parts, options.epochs or EPOCHS[curve.problem])
     rows = table(curves)
     config = {**vars(options), "data": "DIR", "hosts": HOSTS, "busy_share": outcome.busy_share}
     file.save({"config": config, "table": rows}, runs=[vars(c) for c in curves])

@@ -41,7 +41,7 @@ def main() -> None:
     finals = first["final"], run["final"]
     axes.set_title(
         f"{problem}: {run['parameters'][0]:,} to {run['parameters'][1]:,} parameters, "
-        f"{finals[0]:.4f} without and {finals[1]:.4f} with apoptosis",
+        f"test metric {finals[0]:.4f} without and {finals[1]:.4f} with apoptosis",
         fontsize=9,
     )
     axes.legend(frameon=False)

@@ -144,6 +144,8 @@ class Work:
     """Use only so many of the training samples."""
     goal: int = 0
     """Parameters that torch-pruning shall leave."""
+    bf16: bool = False
+    """Compute in bf16 where torch's autocast does, with images in the order of channels_last."""
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -155,15 +157,16 @@ def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray[Any, np.dty
 class Trainer:
     """A network, its optimizer and one of the methods."""
 
-    def __init__(self, problem: Problem, method: str, device: torch.device, steps: int, goal: int) -> None:
-        self.problem, self.method, self.device = problem, method, device
+    def __init__(self, work: Work, device: torch.device, steps: int) -> None:
+        problem, method = PROBLEMS[work.problem], work.method
+        self.problem, self.method, self.device, self.bf16 = problem, method, device, work.bf16
         self.model = problem.model().to(device)
         self.optimizer = problem.optimizer(self.model)
         self.steps, self.schedule = steps, self._schedule(steps)
         self.every = max(1, steps // NUM_CHECKS)
         self.removals = [self.every * 2**n for n in range(6) if self.every * 2**n <= steps * 3 // 4]
         """Steps at which apoptosis removes neurons, unless the loss stands."""
-        self.goal, self.event_s, self.done = goal, 0.0, 0
+        self.goal, self.event_s, self.done = work.goal, 0.0, 0
         self.link: tw.Link | None = None
         self.companion: Any = None
         if method in ("none", *MODES):
@@ -190,7 +193,8 @@ class Trainer:
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
         self.optimizer.zero_grad()
-        loss = self.problem.loss(self.model(inputs), targets)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.bf16):
+            loss = self.problem.loss(self.model(inputs), targets)
         loss.backward()
         if self.companion is not None and self.link is not None:
             self.link.observe(loss)
@@ -293,23 +297,25 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
     epochs, per_epoch = work.epochs or problem.epochs, length // problem.batch
     warm_up(problem, samples, device)
     torch.manual_seed(seed)
-    trainer = Trainer(problem, work.method, device, per_epoch * epochs, work.goal)
+    trainer = Trainer(work, device, per_epoch * epochs)
     full, seconds, sent = count(trainer.model), 0.0, 0.0
     began_s = _now(device)
     for epoch in range(epochs):
         for number, chosen in enumerate(batches(length, problem.batch, 1000 * seed + epoch), start=1):
             inputs, targets = samples.take(chosen)
+            if work.bf16:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
             sent += 8.0 * count(trainer.model)  # all-reduce: each number leaves a worker twice, nearly
             trainer.step(inputs, targets)
             if number in (per_epoch // 2, per_epoch):
                 seconds += _now(device) - began_s
                 point = {"epoch": epoch + number / per_epoch, "seconds": seconds}
-                point["metric"] = problem.metric(*predict(trainer.model, validation))
+                point["metric"] = problem.metric(*predict(trainer.model, validation, bf16=work.bf16))
                 run.curve.append({**point, "parameters": count(trainer.model), "sent_bytes": sent})
                 began_s = _now(device)
         note(f"{work.problem} {work.method} seed {seed}: {json.dumps(run.curve[-1])}")
     trainer.leave()
-    scores, targets = predict(trainer.model, test)
+    scores, targets = predict(trainer.model, test, bf16=work.bf16)
     run.final = problem.metric(scores, targets)
     run.interval = bootstrap(scores, targets) if problem.metric is auc else None
     run.parameters = (full, count(trainer.model))
@@ -336,13 +342,14 @@ def _now(device: torch.device) -> float:
 
 
 @torch.no_grad()
-def predict(model: nn.Module, data: TensorSamples) -> tuple[Tensor, Tensor]:
+def predict(model: nn.Module, data: TensorSamples, *, bf16: bool = False) -> tuple[Tensor, Tensor]:
     """Scores and targets of all samples, in evaluation mode."""
     model.eval()
     parts = [data.take(np.arange(s, min(s + 500, len(data)))) for s in range(0, len(data), 500)]
-    scores, targets = torch.cat([model(x) for x, _ in parts]), torch.cat([y for _, y in parts])
+    with torch.autocast(data.inputs.device.type, torch.bfloat16, enabled=bf16):
+        scores, targets = torch.cat([model(x) for x, _ in parts]), torch.cat([y for _, y in parts])
     model.train()
-    return scores, targets
+    return scores.float(), targets
 
 
 def bootstrap(scores: Tensor, targets: Tensor) -> tuple[float, float]:

@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 from tests.apoptosis.networks import KINDS, make
+from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.elimination import eliminate
 from thinwire.apoptosis.moments import empty_table, measure
-from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices, prove
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.proof import prove
+from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices
+from thinwire.apoptosis.trace import trace
 
 
 def shrink(model: nn.Module, data: Tensor, budget: float) -> list[Removal]:
@@ -98,6 +100,21 @@ def test_moments_add_up_over_calls_and_workers() -> None:
         moments.set_(halves[0][key].flat() + halves[1][key].flat())
         assert torch.allclose(moments.second, whole[key].second, rtol=1e-5)
         assert moments.variance == pytest.approx(whole[key].variance)
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_in_a_recurrent_layer_an_error_counts_once_for_every_moment(batch_first: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.LSTM(3, 8, batch_first=batch_first).double()
+    data = torch.randn(6, 9, 3, dtype=torch.float64)
+    moments = 9 if batch_first else 6
+    groups = trace(model, Call((data,), {}))
+    groups[0].frozen = ""
+    table = measure(model, groups, [Call((data,), {})])
+    with torch.no_grad():
+        states = model(data)[0].flatten(0, 1)
+    expected = states.T @ states / len(states) * moments
+    assert torch.allclose(table[0, "weight_hh_l0"].second[:-1, :-1], expected)
 
 
 def test_neurons_that_are_all_alike_go_in_single_precision_too() -> None:

@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from tests.apoptosis.networks import ACTIVATIONS, KINDS, make
+from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.criteria import add_constants, bounds, find_exact
 from thinwire.apoptosis.moments import measure
 from thinwire.apoptosis.operations import HOMOGENEOUS, ODD
-from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices, named_tensors, prove
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.proof import prove
+from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices, named_tensors
+from thinwire.apoptosis.trace import trace
 from thinwire.apoptosis.units import Group
 
 

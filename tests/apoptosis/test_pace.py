@@ -69,3 +69,13 @@ def test_a_layer_that_has_little_to_give_rests_longer_and_longer() -> None:
             rests.weighed(number, 0.3 if number == 0 else 0.0)
     assert [event for event, numbers in enumerate(weighed) if 1 in numbers] == [0, 2, 5, 10]
     assert all(0 in numbers for numbers in weighed)
+
+
+def test_few_losses_between_two_checks_are_all_used() -> None:
+    pace = RemovalPace(adaptive=True)
+    for loss in (2.0, 3.0):
+        pace.observe(loss)
+    assert pace.sums() == [2.0, 5.0, 13.0]
+    for loss in (9.0, 9.0, 2.0, 3.0):
+        pace.observe(loss)
+    assert pace.sums() == [2.0, 5.0, 13.0], "the first ones after an event are those of its recovery"

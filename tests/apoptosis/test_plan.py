@@ -7,10 +7,12 @@ import torch
 from torch import nn
 
 from tests.apoptosis.networks import KINDS, make
+from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.moments import measure
 from thinwire.apoptosis.plan import MOST_AT_ONCE, MOST_WEIGHED, find_removals, shrink_groups
-from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices, prove
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.proof import prove
+from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices
+from thinwire.apoptosis.trace import trace
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
@@ -40,7 +42,7 @@ def test_groups_after_a_cut_are_those_that_a_new_trace_finds(kind: str) -> None:
         )
 
 
-def test_a_wide_layer_is_weighed_in_parts_within_one_budget() -> None:
+def test_of_a_wide_layer_others_are_weighed_at_every_event() -> None:
     """A layer with more neurons than are weighed at once, whose outputs are those of a few."""
     width, budget = MOST_WEIGHED + 200, 0.05
     generator = torch.Generator().manual_seed(0)
@@ -54,10 +56,13 @@ def test_a_wide_layer_is_weighed_in_parts_within_one_budget() -> None:
     data, test = (torch.randn(1600, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     call = Call((data,), {})
     whole = trace(model, call)
-    parts = [part for group in whole for part in group.split(MOST_WEIGHED)]
-    assert [part.size for part in parts[:2]] == [width // 2, width // 2]
+    halves = [whole[0].part(MOST_WEIGHED, turn) for turn in range(2)]
+    assert [(half.size, half.others) for half in halves] == 2 * [(width // 2, width // 2)]
+    first_rows = torch.cat([half.places["0.weight", 0] for half in halves]).flatten()
+    assert sorted(first_rows.tolist()) == list(range(width))
+    parts = [group.part(MOST_WEIGHED, 0) for group in whole]
     removals = find_removals(model, parts, measure(model, parts, [call]), budget=budget, min_width=4)
-    assert sum(removal.change for removal in removals) <= budget
+    assert all(removal.change <= budget for removal in removals)
     with torch.no_grad():
         expected = model(test)
     for removal in removals:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch import nn
 import thinwire as tw
 from tests.apoptosis.training import WIDTH, history, parts, step_once, train
 from tests.worlds import run_threads
+from thinwire.apoptosis import agreement
 from thinwire.apoptosis.architecture import export, rebuild
+from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.shrinking import Shrinking
 from thinwire.errors import SettingError, UsageError
 from thinwire.wire.local import LocalLane
@@ -189,6 +192,39 @@ def test_a_module_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture
     assert any(
         "attach the module that the training loop calls" in record.message for record in caplog.records
     )
+
+
+def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[list[float]]()
+
+    def look(model: nn.Module, groups: object, calls: Sequence[Call]) -> dict[Any, Any]:
+        seen.append([float(call.args[0][0, 0]) for call in calls])
+        return {}
+
+    monkeypatch.setattr(agreement, "measure", look)
+    model, optimizer = parts()
+    settings = tw.Apoptosis(mode="aggressive", every=20)
+    with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings):
+        for step in range(1, 61):
+            x = torch.full((64, 8), float(step), dtype=torch.float64)
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert seen[0] == list(range(21 - len(seen[0]), 21))
+    assert seen[1] == list(range(41 - len(seen[1]), 41))
+    assert [len(steps) * 64 for steps in seen] == [512, 512], "two samples for each of 256 neurons"
+
+
+def test_adaptive_with_too_few_losses_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    model, optimizer = parts()
+    settings = tw.Apoptosis(mode="adaptive", every=1)
+    with (
+        caplog.at_level(logging.WARNING),
+        tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link,
+    ):
+        for step in range(3):
+            step_once(link, model, optimizer, step)
+    assert [record.message for record in caplog.records if "needs two of them" in record.message]
 
 
 def test_a_group_lasso_empties_neurons() -> None:

@@ -11,7 +11,7 @@ import torch
 import thinwire as tw
 from tests.apoptosis.training import parts, step_once, train
 from tests.worlds import Processes, run_processes
-from thinwire.apoptosis import shrinking
+from thinwire.apoptosis import agreement
 from thinwire.engine.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.processes
@@ -33,7 +33,7 @@ def _dies_in_an_event(folder: str) -> list[tuple[int, ...]]:
         def die(*_: object, **__: object) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        setattr(shrinking, "measure", die)  # noqa: B010  # dies where an event begins
+        setattr(agreement, "measure", die)  # noqa: B010  # dies where an event begins
     with (
         tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link,
         tw.Checkpoint(folder, link=link, model=model, optimizer=optimizer) as checkpoint,

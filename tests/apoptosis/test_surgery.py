@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from tests.apoptosis.networks import KINDS, make
 from thinwire.apoptosis.architecture import set_shapes
-from thinwire.apoptosis.surgery import Removal, Snapshot, check_state, cut, kept_indices, named_tensors, prove
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.calls import Call
+from thinwire.apoptosis.proof import prove
+from thinwire.apoptosis.surgery import Removal, Snapshot, check_state, cut, kept_indices, named_tensors
+from thinwire.apoptosis.trace import trace
 from thinwire.errors import UsageError
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from tests.apoptosis.networks import KINDS, make
-from thinwire.apoptosis.surgery import named_tensors, prove
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.calls import Call
+from thinwire.apoptosis.proof import left_alone, prove
+from thinwire.apoptosis.surgery import named_tensors
+from thinwire.apoptosis.trace import trace
 from thinwire.apoptosis.units import Group
 
 
@@ -134,6 +136,17 @@ def test_what_is_not_understood_is_left_alone_by_name(way: str, reason: str) -> 
     torch.manual_seed(0)
     found = groups_of(Odd(way), torch.randn(5, 6))
     assert reason in found["first"].frozen
+
+
+def test_of_a_transformer_layer_of_torch_the_mlp_can_go_and_attention_is_left_alone_by_name() -> None:
+    model = nn.Sequential(
+        nn.TransformerEncoderLayer(8, 2, 16, 0.0, "gelu", batch_first=True), nn.Linear(8, 3)
+    )
+    found = groups_of(model, torch.randn(2, 5, 8))
+    assert not found["0.linear1"].frozen
+    alone = left_alone(model, list(found.values()))
+    assert {"0.self_attn.in_proj_weight", "0.self_attn.out_proj.weight"} <= alone.keys()
+    assert "0.linear1" not in alone
 
 
 def test_a_depthwise_convolution_follows_its_channels_and_one_in_groups_does_not() -> None:

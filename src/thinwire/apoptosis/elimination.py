@@ -9,6 +9,7 @@ small outgoing weights, are the cheapest; what all of them may cost together is 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from thinwire.apoptosis.criteria import add_constants, find_exact
 from thinwire.apoptosis.moments import Moments
-from thinwire.apoptosis.surgery import Fold, Removal, named_tensors
+from thinwire.apoptosis.surgery import Fold, Removal
 from thinwire.apoptosis.units import Group
 
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3)
@@ -27,7 +29,8 @@ larger than the rounding of the sums: the more alike neurons are, the more that 
 BLOCK = 64
 """Neurons that are weighed against each other before the rest is brought up to date."""
 SMALLEST = 1e-200
-
+TWIN = 100.0
+"""Times the ridge: what the others leave of a neuron that has a duplicate, at most."""
 Array = NDArray[np.float64]
 
 
@@ -42,6 +45,13 @@ class _Consumer:
     gram: Tensor
     variance: float
     rows: float
+    ridge: float
+    """What was added to the diagonal of S."""
+
+    def nearly_free(self) -> Tensor:
+        """Which neurons may go by an exact rule: the others leave nothing of them, or nobody reads them."""
+        left = 1.0 / self.inverse.diagonal()[: len(self.gram)].clamp_min(SMALLEST)
+        return (left <= TWIN * self.ridge) | (self.gram.diagonal() == 0)
 
     def scale(self, width: int) -> float:
         """From squared errors on the samples to relative ones on others, which are larger: least squares
@@ -87,6 +97,7 @@ def eliminate(
     if len(found) < len(views) or not found:
         return None
     dead = torch.stack([moments[each.weight].largest for each in group.consumers]).amax(0) == 0
+    exact = torch.stack([view.nearly_free() for view in found]).all(0) & ~dead
     order, spent = _choose(found, dead, budget**2, min_width)
     if not order:
         return None
@@ -94,10 +105,21 @@ def eliminate(
     gone[order] = True
     kept, dropped = (~gone).nonzero().flatten(), gone.nonzero().flatten()
     folds = {weight: _solve(view.matrix, kept, dropped) for weight, view in zip(views, found, strict=True)}
-    num_dead = int(dead[dropped].sum())
-    causes = {"dead": num_dead, "made up for by others": len(dropped) - num_dead}
-    causes = {cause: count for cause, count in causes.items() if count}
-    return Removal(group=group, kept=kept, folds=folds, causes=causes, change=spent**0.5)
+    causes = Counter("dead" if dead[neuron] else "made up for by others" for neuron in dropped.tolist())
+    if exact[dropped].any():
+        means = {weight: each.mean[exact] for weight, each in moments.items()}
+        named = _exact_causes(model, group.pick(exact.nonzero().flatten()), means, gone[exact])
+        causes = causes - Counter({"made up for by others": named.total()}) + named
+    return Removal(group=group, kept=kept, folds=folds, causes=dict(causes), change=spent**0.5)
+
+
+def _exact_causes(
+    model: nn.Module, candidates: Group, means: dict[str, Tensor], gone: Tensor
+) -> Counter[str]:
+    """How many of those that go would have gone by an exact rule, and by which."""
+    merges = find_exact(model, candidates)
+    add_constants(model, merges, means)
+    return Counter(cause for neuron, cause in merges.causes.items() if gone[neuron])
 
 
 def _takes_constants(group: Group, weight: str) -> bool:
@@ -105,8 +127,8 @@ def _takes_constants(group: Group, weight: str) -> bool:
     return consumer.takes_constants and "pad" not in group.operations
 
 
-def _factored(second: Tensor, constants: bool) -> tuple[Tensor, Tensor] | None:
-    """S with a ridge, and its Cholesky factor."""
+def _factored(second: Tensor, constants: bool) -> tuple[Tensor, Tensor, float] | None:
+    """S with a ridge, its Cholesky factor, and the ridge."""
     plain = second if constants else second[:-1, :-1]
     count, mean = len(second) - 1, float(second.diagonal()[:-1].mean())
     for ridge in RIDGES:
@@ -114,21 +136,21 @@ def _factored(second: Tensor, constants: bool) -> tuple[Tensor, Tensor] | None:
         matrix.diagonal()[:count] += ridge * mean + 1e-30
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not int(info):
-            return matrix, factor
+            return matrix, factor, ridge * mean
     return None
 
 
 def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Consumer | None:
     consumer = next(each for each in group.consumers if each.weight == weight)
     columns = group.columns(consumer)
-    data = named_tensors(model)[weight].detach().movedim(1, 0)[columns].flatten(1)
+    data = model.get_parameter(weight).detach().movedim(1, 0)[columns].flatten(1)
     data = data.to("cpu", torch.promote_types(data.dtype, torch.float32))
     found = _factored(moments.second, _takes_constants(group, weight))
     if found is None or moments.variance <= 0.0:
         return None
-    matrix, factor = found
-    inverse = torch.cholesky_inverse(factor)
-    return _Consumer(matrix, inverse, (data @ data.T).double(), moments.variance, moments.rows)
+    matrix, factor, ridge = found
+    inverse, gram = torch.cholesky_inverse(factor), (data @ data.T).double()
+    return _Consumer(matrix, inverse, gram, moments.variance, moments.rows, ridge)
 
 
 def _choose(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.apoptosis.trace import Call, undisturbed
+from thinwire.apoptosis.calls import Call, undisturbed
 from thinwire.apoptosis.units import Consumer, Group
 
 MOST_ROWS = 16
@@ -153,6 +153,7 @@ class _Watch:
         self._most_rows = MOST_ROWS * max(FEWEST_NEURONS, len(columns)) // num_calls
         self._columns = columns.to(next(module.parameters()).device)
         self._kernel = module.get_parameter("weight")[0, 0].numel() if hasattr(module, "weight") else 1
+        self._recurs = isinstance(module, nn.RNNBase)
         self._waiting: list[Tensor] = []
         """Rows of calls, times the root of what each counts: one large product is faster than many small
         ones."""
@@ -167,6 +168,9 @@ class _Watch:
         rows = rows[::taken].to(torch.promote_types(rows.dtype, torch.float32))
         # sums over columns of a neuron and taps of the kernel; a mean over the places of an image
         counts = (taken * self._kernel / (places if self._kernel > 1 or places > 1 else 1)) ** 0.5
+        if self._recurs and given.dim() == 3:
+            # an error stays in the state: those of all moments add up, as independent ones do
+            counts *= given.shape[1 if module.batch_first else 0] ** 0.5
         self._waiting.append(torch.cat([rows * counts, rows.new_full((len(rows), 1), counts)], dim=1))
         self._moments.rows += len(rows)
         self._observe(outputs.detach(), len(inputs))

@@ -62,7 +62,8 @@ class RemovalPace:
     def sums(self) -> list[float]:
         """Count, sum and sum of squares of the later half of this worker's losses: the first steps after an
         event are those of its recovery."""
-        recent = [float(loss) for loss in self._losses[len(self._losses) // 2 :]]
+        skipped = len(self._losses) // 2 if len(self._losses) > 3 else 0
+        recent = [float(loss) for loss in self._losses[skipped:]]
         self._losses.clear()
         return [float(len(recent)), sum(recent), sum(loss * loss for loss in recent)]
 
@@ -118,12 +119,15 @@ class Rests:
     """Layers that had little to give are left out of the next event, then of the next two, four ..., until
     they give more: weighing them costs the same, whatever comes of it."""
 
+    turn: int = 0
+    """Events so far."""
     _left: dict[int, int] = field(default_factory=dict)
     """By layer: events that it is still left out of."""
     _length: dict[int, int] = field(default_factory=dict)
 
     def awake(self, count: int) -> list[int]:
         """Which of so many layers are weighed at this event."""
+        self.turn += 1
         found = [number for number in range(count) if not self._left.get(number)]
         self._left = {number: left - 1 for number, left in self._left.items() if left > 0}
         return found
@@ -134,8 +138,13 @@ class Rests:
         self._left[number] = self._length[number]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"left": list(self._left.items()), "length": list(self._length.items())}
+        return {
+            "turn": self.turn,
+            "left": list(self._left.items()),
+            "length": list(self._length.items()),
+        }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
+        self.turn = int(saved["turn"])
         self._left = {int(number): int(left) for number, left in saved["left"]}
         self._length = {int(number): int(length) for number, length in saved["length"]}

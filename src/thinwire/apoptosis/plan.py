@@ -8,18 +8,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.apoptosis.criteria import Merges, add_constants, find_exact
+from thinwire.apoptosis.criteria import find_exact
 from thinwire.apoptosis.elimination import eliminate
 from thinwire.apoptosis.moments import Moments, Table
 from thinwire.apoptosis.surgery import Fold, Kept, Removal
 from thinwire.apoptosis.units import Group, Place
 
-MOST_WEIGHED = 512
-"""Neurons that are weighed against each other; a wider layer is split. The time grows with the cube, and so
-many make up for each other nearly as well as all."""
+MOST_WEIGHED = 384
+"""Neurons that are weighed against each other; of a wider layer, others at every event. The time grows with
+the cube, and so many make up for each other nearly as well as all."""
 MOST_AT_ONCE = 0.5
 """Of a layer. A young network does little, so that few neurons make up for all others; what went cannot come
 back later, when more of them are needed."""
+LEFT_OF_PART = 0.125
+"""Of the neurons that are weighed so many stay at least: they make up for the others."""
 
 
 def find_removals(
@@ -29,16 +31,16 @@ def find_removals(
     exact rules alone."""
     found = []
     for number, group in enumerate(groups):
-        if group.frozen or group.size <= min_width:
+        if group.frozen or group.size + group.others <= min_width:
             continue
         moments = {
             each.weight: table[number, each.weight]
             for each in group.consumers
             if (number, each.weight) in table
         }
-        least = max(-(-min_width // group.num_parts), group.size - int(MOST_AT_ONCE * group.size))
-        # errors of parts may point in the same direction: at worst they add up
-        removal = _remove(model, group, moments, budget / group.num_parts, least)
+        whole = group.size + group.others
+        most = min(int(MOST_AT_ONCE * whole), whole - min_width, int((1 - LEFT_OF_PART) * group.size))
+        removal = _remove(model, group, moments, budget, group.size - most)
         if removal is not None and len(removal.dropped):
             found.append(removal)
     return found
@@ -50,23 +52,8 @@ def _remove(
     if len(moments) == len(group.consumers):
         removal = eliminate(model, group, moments, budget=budget, min_width=min_width)
         if removal is not None:
-            _name_causes(model, group, moments, removal)
             return removal
     return find_exact(model, group).removal(min_width)
-
-
-def _name_causes(model: nn.Module, group: Group, moments: dict[str, Moments], removal: Removal) -> None:
-    """Say which of those that go would have gone by an exact rule."""
-    merges: Merges = find_exact(model, group)
-    add_constants(model, merges, {weight: each.mean for weight, each in moments.items()})
-    gone, named = set(removal.dropped.tolist()), dict[str, int]()
-    for neuron, cause in merges.causes.items():
-        if neuron in gone:
-            named[cause] = named.get(cause, 0) + 1
-    rest = len(gone) - sum(named.values())
-    dead = min(removal.causes.get("dead", 0), rest)
-    named |= {"dead": dead, "made up for by others": rest - dead}
-    removal.causes = {cause: count for cause, count in named.items() if count}
 
 
 def shrink_groups(groups: Sequence[Group], kept: Kept) -> list[Group]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections import Counter, deque
@@ -13,26 +12,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from thinwire.apoptosis.agreement import agree, check_all, make_alike
+from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.lasso import GroupLasso
-from thinwire.apoptosis.moments import FEWEST_NEURONS, Table, measure
+from thinwire.apoptosis.moments import FEWEST_NEURONS
 from thinwire.apoptosis.pace import RemovalPace, Rests
-from thinwire.apoptosis.plan import MOST_WEIGHED, decode, encode, find_removals, shrink_groups
+from thinwire.apoptosis.plan import MOST_WEIGHED, shrink_groups
+from thinwire.apoptosis.proof import left_alone, prove
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
     Kept,
     Removal,
     Snapshot,
-    check_state,
     cut,
     fold,
     fold_tensors,
     kept_indices,
-    prove,
 )
-from thinwire.apoptosis.trace import Call, trace
+from thinwire.apoptosis.trace import trace
 from thinwire.apoptosis.units import Group
 from thinwire.apoptosis.workers import Workers
-from thinwire.errors import ThinwireError, UsageError
 from thinwire.events import Shrunk
 
 _log = logging.getLogger("thinwire")
@@ -52,8 +51,8 @@ class Shrinking:
         self._link, self._optimizers = link, optimizers
         self._model: nn.Module = getattr(model, "_orig_mod", model)
         self._calls: deque[Call] = deque()
-        self._call_rows = 0
-        """Samples in one call."""
+        self._call_rows, self._at_once = 0, 1
+        """Samples in one call, and calls in one step."""
         self._widest = MOST_WEIGHED
         """Neurons that the next event weighs at once, at most."""
         self._pace, self._rests = RemovalPace(adaptive=settings.mode == "adaptive"), Rests()
@@ -100,20 +99,23 @@ class Shrinking:
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the last calls before an event; earlier ones would be forgotten again."""
         if module.training and torch.is_grad_enabled():
-            self.remember(Call(args, kwargs))
+            self.remember(Call(args, kwargs), self._link.steps)
 
-    def remember(self, given: Call, *, at_once: int = 1) -> None:
-        """Keep a call if an event may be near; `at_once`: calls that come in every step."""
-        self._call_rows = given.rows() or self._call_rows
-        if self.listens:
+    def remember(self, given: Call, done: int, *, at_once: int = 1) -> None:
+        """Keep a call made after so many steps if an event may be near; `at_once`: calls in every step."""
+        self._call_rows, self._at_once = given.rows() or self._call_rows, at_once
+        if self.listens(done):
             self._calls.append(given.copy())
-            while len(self._calls) > (self._wanted + 1) * at_once:
-                self._calls.popleft()
+            self._forget()
 
-    @property
-    def listens(self) -> bool:
-        """Whether calls are kept now."""
-        ahead = self.settings.steps_to_next(self._link.steps)
+    def _forget(self) -> None:
+        """Keep no more calls than the next event looks at."""
+        while len(self._calls) > self._wanted * self._at_once:
+            self._calls.popleft()
+
+    def listens(self, done: int) -> bool:
+        """Whether calls are kept after so many steps."""
+        ahead = 1 + self.settings.steps_to_next(done + 1)
         soon = ahead <= self._wanted and self._pace.removal_is_next
         return soon or (self._lasso is not None and not self._calls)
 
@@ -152,10 +154,10 @@ class Shrinking:
                 "mode: attach the module that the training loop calls"
             )
             return
-        if self._pace.adaptive and losses[0] == 0:
+        if self._pace.adaptive and losses[0] < 2:
             self._warn(
-                "mode='adaptive' decides by the loss, which nobody tells: call link.observe(loss) in every "
-                "step"
+                "mode='adaptive' decides by the loss, and needs two of them between two checks: call "
+                f"link.observe(loss) in every step, got {losses[0]:.0f} in {self.settings.every} step(s)"
             )
         decision = self._pace.decide(losses[:-1])
         if decision == "undo" and self._undo is not None:
@@ -165,8 +167,9 @@ class Shrinking:
             return  # a loss that rises with nothing to undo is no reason to remove more
         if not link.strategy.replicas_agree:
             link.average_()
-        removals = self._agree()
-        if removals and self._all_can(removals):
+        removals = self._choose()
+        if removals:
+            check_all(self._link, self._model, self._optimizers, removals)
             self._remove(removals, began_s)
         self._calls.clear()
 
@@ -175,48 +178,29 @@ class Shrinking:
             self._told.add(text)
             _log.warning("apoptosis: %s", text)
 
-    def _agree(self) -> list[Removal]:
-        """What rank 0 decides, from the data of all workers, on every worker."""
-        link, awake = self._link, self._rests.awake(len(self.groups()))
-        groups = [part for number in awake for part in self.groups()[number].split(MOST_WEIGHED)]
-        table = measure(self._model, groups, list(self._calls))
-        _sum_(table, link)
-        everyone, budget = link.everyone, self.settings.limit * self._pace.strength
-        found: list[Removal] = []
-        if link.rank == 0:
-            found = find_removals(
-                self._model, groups, table, budget=budget, min_width=self.settings.min_width
-            )
-        if link.world_size > 1:
-            described, numbers = encode(groups, found)
-            described = everyone.gather_objects(described)[0]
-            if link.rank != 0:
-                found, numbers = decode(groups, described)
-            everyone.broadcast_tensors_(numbers, 0)
-        for number in awake:
-            whole = self.groups()[number]
-            gone = sum(len(each.dropped) for each in found if each.group.name == whole.name)
-            self._rests.weighed(number, gone / whole.size)
+    def _choose(self) -> list[Removal]:
+        awake = self._rests.awake(len(self.groups()))
+        self._forget()  # once groups are known, fewer may do
+        groups = [self.groups()[number].part(MOST_WEIGHED, self._rests.turn) for number in awake]
+        found = agree(
+            self._link,
+            self._model,
+            groups,
+            list(self._calls),
+            budget=self.settings.limit * self._pace.strength,
+            min_width=self.settings.min_width,
+        )
+        gone = {id(each.group): len(each.dropped) for each in found}
+        for number, group in zip(awake, groups, strict=True):
+            self._rests.weighed(number, gone.get(id(group), 0) / (group.size + group.others))
         return found
-
-    def _all_can(self, removals: Sequence[Removal]) -> bool:
-        """Whether every worker is able to do it: otherwise none does."""
-        failure = ""
-        try:
-            check_state(self._model, self._optimizers, kept_indices(self._model, removals))
-        except ThinwireError as error:
-            failure = str(error)
-        for rank, other in enumerate(self._link.everyone.gather_objects(failure)):
-            if other:
-                raise UsageError(f"worker {rank} cannot remove neurons: {other}")
-        return True
 
     def _remove(self, removals: Sequence[Removal], began_s: float) -> None:
         link, model = self._link, self._model
         kept: Kept = kept_indices(model, removals)
         before = self._widths()
         if self._pace.adaptive:
-            self._undo = (Snapshot.of(model, self._optimizers), link.state_dict(), self.groups())
+            self._undo = (Snapshot.of(model, self._optimizers, kept), link.state_dict(), self.groups())
 
         def change() -> None:
             for removal in removals:
@@ -228,22 +212,11 @@ class Shrinking:
                 values.update(fold_tensors(values, removal))
 
         link.reshape(kept, change=change, move=move)
-        self._make_alike()
+        make_alike(self._link, model)
         self._set_groups(shrink_groups(self.groups(), kept))
         causes = sum((Counter(each.causes) for each in removals), Counter[str]())
         gone = sum(len(each.dropped) for each in removals)
-        changes = dict.fromkeys((each.group.name for each in removals), 0.0)
-        for each in removals:  # parts of a layer add up
-            changes[each.group.name] += each.change
-        self._note(gone, dict(causes), max(changes.values()), began_s, before)
-
-    def _make_alike(self) -> None:
-        """Where processors round differently, what was folded in may differ in its last bit."""
-        if self._link.world_size == 1:
-            return
-        tensors = [*self._model.parameters(), *self._model.buffers()]
-        if len(set(self._link.everyone.gather_objects(_digest(tensors)))) > 1:
-            self._link.everyone.broadcast_tensors_(tensors, 0)
+        self._note(gone, dict(causes), max(each.change for each in removals), began_s, before)
 
     def _bring_back(self, began_s: float) -> None:
         assert self._undo is not None
@@ -263,7 +236,6 @@ class Shrinking:
     def _note(
         self, removed: int, causes: dict[str, int], change: float, began_s: float, before: dict[str, int]
     ) -> None:
-        groups = self.groups()
         self.history.append(
             Shrunk(
                 step=self._link.steps,
@@ -275,21 +247,6 @@ class Shrinking:
                 causes=causes,
                 change=change,
                 seconds=time.perf_counter() - began_s,
-                left_alone={group.name: group.frozen for group in groups if group.frozen},
+                left_alone=left_alone(self._model, self.groups()),
             )
         )
-
-
-def _sum_(table: Table, link: Workers) -> None:
-    """Add up what all workers have measured."""
-    for moments in table.values() if link.world_size > 1 else ():
-        flat = moments.flat()
-        link.everyone.sum_(flat)
-        moments.set_(flat)
-
-
-def _digest(tensors: Sequence[Tensor]) -> str:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

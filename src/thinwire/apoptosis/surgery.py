@@ -5,8 +5,7 @@ Gradients and all tensors of the optimizers follow; modules are told their new s
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,14 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from thinwire.apoptosis.trace import Call, tensors_in, undisturbed
 from thinwire.apoptosis.units import Consumer, Group
 from thinwire.errors import UsageError
 
 Kept = dict[str, list[Tensor | None]]
 """By name of each tensor that shrinks: the indices left by dimension, None for all."""
-PROOF_ROWS = 2
-"""Samples that a proof looks at."""
 _SIZES = {
     nn.Linear: (("out_features", "weight", 0), ("in_features", "weight", 1)),
     nn.Conv1d: (("out_channels", "weight", 0), ("in_channels", "weight", 1)),
@@ -209,66 +205,6 @@ def _resize_depthwise(module: nn.Module) -> None:
             setattr(module, attribute, weight.shape[0])
 
 
-# -- proof ----------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def borrowed(model: nn.Module) -> Iterator[None]:
-    """In here tensors may be replaced; after it the model has its own again."""
-    before = {name: (t.detach(), t.grad) for name, t in named_tensors(model).items()}
-    try:
-        yield
-    finally:
-        for name, tensor in named_tensors(model).items():
-            data, grad = before[name]
-            if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape:
-                replace_(tensor, data)
-                tensor.grad = grad
-        resize_modules(model)
-
-
-def prove(model: nn.Module, group: Group, call: Call) -> None:
-    """Freeze a group, with the reason, unless the model without one of its neurons computes what it computes
-    with that neuron's outgoing weights at zero. It is a proof by trial: whatever way the model uses its
-    tensors, one that was overlooked shows."""
-    if group.frozen:
-        return
-    if group.size < 2:
-        group.frozen = "it is a single neuron"
-        return
-    removal, call = Removal(group=group, kept=torch.arange(1, group.size)), call.first(PROOF_ROWS)
-    try:
-        with borrowed(model), undisturbed(model):
-            tensors = named_tensors(model)
-            for consumer in group.consumers:
-                zeroed = tensors[consumer.weight].detach().clone()
-                zeroed[:, group.columns(consumer)[0]] = 0.0
-                replace_(tensors[consumer.weight], zeroed)
-            expected = _outputs(model, call)
-            cut(model, (), kept_indices(model, [removal]))
-            found = _outputs(model, call)
-    except Exception as error:  # noqa: BLE001 (whatever a model does with sizes that are not its own)
-        group.frozen = f"the model does not work without one of its neurons ({type(error).__name__})"
-        return
-    if len(expected) != len(found) or not all(map(_close, expected, found)):
-        group.frozen = "the model does not compute the same without one of its neurons"
-
-
-def _outputs(model: nn.Module, call: Call) -> list[Tensor]:
-    return [t.detach() for t in tensors_in(call.run(model))]
-
-
-def _close(expected: Tensor, found: Tensor) -> bool:
-    if expected.shape != found.shape or not expected.is_floating_point():
-        return expected.shape == found.shape
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return float((expected - found).abs().max()) <= tolerance * max(scale, tolerance) if scale else True
-
-
-# -- undo -----------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """A model and its optimizers' state, to go back to."""
@@ -277,16 +213,24 @@ class Snapshot:
     states: list[dict[str, dict[str, Any]]]
 
     @classmethod
-    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer]) -> Snapshot:
+    def of(cls, model: nn.Module, optimizers: Sequence[Optimizer], replaced: Container[str] = ()) -> Snapshot:
+        """`replaced`: tensors whose data a cut is about to replace; what they have now need not be copied."""
+
+        tensors = named_tensors(model)
+
+        def own(name: str, value: Tensor) -> Tensor:
+            stays = name in replaced and value.shape == tensors[name].shape
+            return value.detach() if stays else value.detach().clone()
+
         states = [
             {
-                name: {k: v.clone() if isinstance(v, Tensor) else v for k, v in state.items()}
+                name: {k: own(name, v) if isinstance(v, Tensor) else v for k, v in state.items()}
                 for name, p in model.named_parameters()
                 if (state := optimizer.state.get(p))
             }
             for optimizer in optimizers
         ]
-        return cls({name: t.detach().clone() for name, t in named_tensors(model).items()}, states)
+        return cls({name: own(name, t) for name, t in tensors.items()}, states)
 
     @torch.no_grad()
     def restore(self, model: nn.Module, optimizers: Sequence[Optimizer]) -> None:

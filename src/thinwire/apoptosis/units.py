@@ -58,8 +58,8 @@ class Group:
     """Batch norms that directly follow a layer that computes them: by the weight of that layer."""
     frozen: str = ""
     """Why none of them can be removed; empty: they can."""
-    num_parts: int = 1
-    """More than 1: this is one of so many parts of a group."""
+    others: int = 0
+    """More than 0: this is a part of a group, and so many of its neurons are not here."""
 
     def columns(self, consumer: Consumer) -> Tensor:
         """The columns of a consumer's weight that each neuron has."""
@@ -70,15 +70,13 @@ class Group:
         places = {place: indices[neurons] for place, indices in self.places.items()}
         return replace(self, size=len(neurons), places=places)
 
-    def split(self, most: int) -> list[Group]:
-        """Parts of at most so many neurons, each with neurons from everywhere."""
+    def part(self, most: int, turn: int) -> Group:
+        """At most so many of the neurons, from everywhere, and others at every turn."""
         if self.frozen or self.size <= most:
-            return [self]
+            return self
         count = -(-self.size // most)
-        return [
-            replace(self.pick(torch.arange(first, self.size, count)), num_parts=count)
-            for first in range(count)
-        ]
+        chosen = torch.arange(turn % count, self.size, count)
+        return replace(self.pick(chosen), others=self.size - len(chosen))
 
 
 @dataclass(slots=True)

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.apoptosis.calls import Call, undisturbed
 from thinwire.apoptosis.settings import Apoptosis, parse
 from thinwire.apoptosis.shrinking import Shrinking
 from thinwire.apoptosis.surgery import Kept, Snapshot, cut, named_tensors
-from thinwire.apoptosis.trace import Call, undisturbed
 from thinwire.errors import check
 from thinwire.events import Shrunk
 from thinwire.recipes.config import RunConfig
@@ -166,8 +166,9 @@ class VirtualShrinking:
     def stepped(self, host: int, loss: float) -> None:
         """A worker has made a step."""
         self._shrinking.observe(loss)
-        if self._shrinking.listens:
-            self._shrinking.remember(self._call(host), at_once=self._workers.world_size)
+        done = self._workers.steps - 1  # before it
+        if self._shrinking.listens(done):
+            self._shrinking.remember(self._call(host), done, at_once=self._workers.world_size)
 
     def act(self) -> float:
         """All workers have come to `next_step`; the seconds that deciding has taken here."""

@@ -1,0 +1,76 @@
+"""What workers agree on at an event: what goes, that each of them can do it, and one outcome."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from thinwire.apoptosis.calls import Call
+from thinwire.apoptosis.moments import measure
+from thinwire.apoptosis.plan import decode, encode, find_removals
+from thinwire.apoptosis.surgery import Removal, check_state, kept_indices
+from thinwire.apoptosis.units import Group
+from thinwire.apoptosis.workers import Workers
+from thinwire.errors import ThinwireError, UsageError
+
+
+def agree(
+    link: Workers,
+    model: nn.Module,
+    groups: Sequence[Group],
+    calls: Sequence[Call],
+    *,
+    budget: float,
+    min_width: int,
+) -> list[Removal]:
+    """What rank 0 decides, from the data of all workers, on every worker."""
+    table, everyone = measure(model, groups, calls), link.everyone
+    found: list[Removal] = []
+    if link.world_size > 1:
+        for moments in table.values():
+            flat = moments.flat()
+            everyone.sum_(flat)
+            moments.set_(flat)
+    if link.rank == 0:
+        found = find_removals(model, groups, table, budget=budget, min_width=min_width)
+    if link.world_size > 1:
+        described, numbers = encode(groups, found)
+        described = everyone.gather_objects(described)[0]
+        if link.rank != 0:
+            found, numbers = decode(groups, described)
+        everyone.broadcast_tensors_(numbers, 0)
+    return found
+
+
+def check_all(
+    link: Workers, model: nn.Module, optimizers: Sequence[Optimizer], removals: Sequence[Removal]
+) -> None:
+    """Raise UsageError on all workers, before anything is changed, if one of them cannot do it."""
+    failure = ""
+    try:
+        check_state(model, optimizers, kept_indices(model, removals))
+    except ThinwireError as error:
+        failure = str(error)
+    for rank, other in enumerate(link.everyone.gather_objects(failure)):
+        if other:
+            raise UsageError(f"worker {rank} cannot remove neurons: {other}")
+
+
+def make_alike(link: Workers, model: nn.Module) -> None:
+    """Where processors round differently, what was folded in may differ in its last bit."""
+    if link.world_size == 1:
+        return
+    tensors = [*model.parameters(), *model.buffers()]
+    if len(set(link.everyone.gather_objects(_digest(tensors)))) > 1:
+        link.everyone.broadcast_tensors_(tensors, 0)
+
+
+def _digest(tensors: Sequence[Tensor]) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
