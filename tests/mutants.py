@@ -158,7 +158,7 @@ MUTANTS = [
     ),
     Mutant(
         "replicas of a part averaged over all",
-        "engine/attach.py",
+        "engine/cut.py",
         "core.assemble(buckets, [group_of.get(bucket.names[0]) for bucket in buckets], piece_bytes, rows)",
         "core.assemble(buckets, [None for bucket in buckets], piece_bytes, rows)",
         "contract/test_groups.py -k two_groups",
@@ -173,8 +173,8 @@ MUTANTS = [
     Mutant(
         "the whole difference to a peer taken",
         "strategies/gossip_grad.py",
-        "value.add_(move, scale=0.5)",
-        "value.add_(move, scale=1.0)",
+        "values[part.value].add_span_(part.start, change, scale=0.5)",
+        "values[part.value].add_span_(part.start, change, scale=1.0)",
         "strategies/gossip",
     ),
 ]

@@ -10,6 +10,7 @@ from torch import nn
 
 from thinwire.engine.bucket_plan import Item, make_buckets, plan, small_numel
 from thinwire.engine.buckets import ParameterBucket, TrainingContext
+from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.errors import UsageError
 
 items = st.lists(st.builds(Item, st.integers(0, 5 << 20), st.sampled_from(["fp32", "bf16"])), max_size=40)
@@ -168,3 +169,39 @@ def test_sparse_gradients_are_refused_by_name() -> None:
     (bucket,) = make_buckets(list(embedding.named_parameters()), 1 << 20)
     with pytest.raises(UsageError, match="gradient of weight is sparse"):
         bucket.gather_(1.0)
+
+
+@pytest.mark.parametrize(("start", "stop"), [(0, 41), (0, 5), (3, 7), (5, 6), (29, 41), (40, 41), (7, 7)])
+def test_a_span_is_a_part_of_the_whole(start: int, stop: int) -> None:
+    """Of parameters, one of which does not lie in one piece, and of what the optimizer keeps for them."""
+    parameters = [
+        nn.Parameter(torch.randn(5)),
+        nn.Parameter(torch.randn(4, 6).t()),
+        nn.Parameter(torch.randn(3, 4)),
+    ]
+    optimizer = torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    bucket = bucket_of(parameters)
+    give_optimizer_state([bucket], [optimizer])
+    for parameter in parameters[1:]:  # the first was not used: the optimizer keeps nothing for it
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    for values in (bucket, bucket.optimizer_state["momentum_buffer"]):
+        whole = values.read()
+        assert torch.equal(values.read_span(start, stop), whole[start:stop])
+        data = torch.randn(stop - start)
+        values.add_span_(start, data, scale=0.5)
+        wanted = torch.zeros_like(whole)
+        wanted[start:stop] = data
+        expected = whole + 0.5 * wanted
+        if values is not bucket:
+            expected[:5] = 0.0
+        assert torch.equal(values.read(), expected)
+
+
+def test_whether_parameters_are_finite() -> None:
+    parameters = [nn.Parameter(torch.randn(5)), nn.Parameter(torch.randn(4, 6))]
+    bucket = bucket_of(parameters)
+    assert bucket.is_finite()
+    with torch.no_grad():
+        parameters[1][2, 3] = float("inf")
+    assert not bucket.is_finite()

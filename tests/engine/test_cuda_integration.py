@@ -10,7 +10,7 @@ import thinwire as tw
 from tests.wire.operations import SIZE, own, wire_over
 from tests.worlds import run_processes
 from thinwire.strategies.base import Overlap, Strategy
-from thinwire.wire.process_group import connect
+from thinwire.wire.connect import connect
 
 pytestmark = [
     pytest.mark.processes,

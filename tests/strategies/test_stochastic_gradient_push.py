@@ -125,7 +125,7 @@ def decode(message: Tensor, state: PushState) -> tuple[int, Tensor, Tensor]:
     parts = encoding.read(index, message[body_at:], likes, state.memory)
     return (
         index,
-        encoding.spread(parts, 0, SIZES[index]),
+        encoding.spread(parts, SIZES[index]),
         by_chunk(state, index, window.chunks, masses),
     )
 

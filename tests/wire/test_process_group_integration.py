@@ -12,7 +12,7 @@ from thinwire.engine.driver import Driver, ProgressThread
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.wire.backend import pool
 from thinwire.wire.base import Lane
-from thinwire.wire.process_group import connect
+from thinwire.wire.connect import connect
 from thinwire.wire.wire import Meter
 
 pytestmark = pytest.mark.processes

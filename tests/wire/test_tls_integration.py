@@ -21,7 +21,7 @@ from tests.worlds import Processes, run_processes
 from thinwire.strategies.base import Strategy
 from thinwire.wire.backend import own_pools
 from thinwire.wire.base import Lane
-from thinwire.wire.process_group import connect
+from thinwire.wire.connect import connect
 from thinwire.wire.tls.files import load
 
 pytestmark = pytest.mark.processes

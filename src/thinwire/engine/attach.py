@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Literal, Protocol, get_args
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from thinwire.elastic.world import Elastic, World
@@ -23,23 +23,22 @@ from thinwire.engine.arguments import (
     describe_optimizer,
     unwrapped,
 )
-from thinwire.engine.bucket_plan import make_buckets
-from thinwire.engine.buckets import ParameterBucket, local
+from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Ranks
+from thinwire.engine.cut import cut
 from thinwire.engine.link import Link
-from thinwire.engine.optimizer import give_optimizer_state
 from thinwire.engine.regroup import Regrouper
+from thinwire.engine.replica_ranks import replica_ranks_of
 from thinwire.engine.replicas import Replicas, describe
-from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.engine.transport import Transport
-from thinwire.errors import UsageError, check, check_count, check_one_of, check_seconds
-from thinwire.strategies.base import Strategy, overrides
+from thinwire.errors import check, check_count, check_one_of, check_seconds
+from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
+from thinwire.wire.connect import connect
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.patience import Patience
-from thinwire.wire.process_group import connect
 from thinwire.wire.tls.files import TLS
 from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
@@ -48,12 +47,6 @@ _log = logging.getLogger(__name__)
 
 
 TIMEOUT_S = 1800.0
-MOST_BUCKET_BYTES = 25 << 20
-LEAST_BUCKET_BYTES = 256 << 10
-"""A bucket costs each worker half a millisecond of its processor, whatever its size. Where a handful of
-buckets of twice the size hold the model, that is more than finer ones hide."""
-LEAST_MESSAGE_BYTES = 64 << 10
-"""A ring of P workers sends a P-th of a bucket at a time, which is to be no less than this."""
 
 
 class Attachable(Protocol):
@@ -149,25 +142,20 @@ def attach(
         check(not sharded, "sharded", "False where elastic=True", sharded)
         check(apoptosis is None, "apoptosis", "left out where elastic=True", apoptosis)
         check_elastic(strategy, process_group, replica_ranks, model)
-
-        def make_core(lane: Lane, transport: Transport) -> Core:
-            core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
-            cut(core, {}, bucket_bytes)
-            transport.core = core
-            return core
-
         world = World(given_elastic, timeout_s=timeout_s, silence_s=silence_s, tls=tls)
-        regrouper = Regrouper(world, make_core, settings, timeout_s)
+        rebuild = partial(cut, group_of={}, bucket_bytes=bucket_bytes)
+        core_of = partial(Core, model, optimizers, strategy, buffers=buffers)
+        regrouper = Regrouper(world, partial(_assembled, core_of, rebuild), settings, timeout_s)
         core, transport = regrouper.form(None)
         if core.lane.rank == 0:
             # the level that is shown to those who have not set up logging
             _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
-        return Link(core, transport, lambda core: cut(core, {}, bucket_bytes), regrouper=regrouper)
+        return Link(core, transport, rebuild, regrouper=regrouper)
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         lane: Lane = connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
     else:
         lane = process_group
-    group_of = _groups(model, replica_ranks or {}, process_group, lane)
+    group_of = replica_ranks_of(model, replica_ranks or {}, process_group, lane)
     transport = Transport(lane, timeout_s)
     try:
         core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
@@ -190,84 +178,17 @@ def attach(
         raise
 
 
-def cut(core: Core, group_of: Mapping[str, Ranks], bucket_bytes: int | None) -> None:
-    """Cut the model into buckets, as asked for or by default, and have the core start anew with them."""
-    named = [(name, p) for name, p in core.model.named_parameters() if p.requires_grad]
-    sparse = sparse_parameters(core.model) if overrides(core.strategy, "reduce") else set()
-    rows = [SparseRows(name, p) for name, p in named if name in sparse]
-    if rows and core.strategy.overlap == "forward":
-        raise UsageError(
-            f"overlap='forward' cannot send sparse gradients, as {rows[0].name} has",
-            hint="use AllReduce(overlap='backward'), or make the embedding with sparse=False",
-        )
-    named = [(name, p) for name, p in named if name not in sparse]
-    place = {name: index for index, (name, _) in enumerate(named)}
-    buckets, piece_bytes = list[ParameterBucket](), 0
-    # One group at a time: all that hold the same parameters cut them alike, whatever else each of them holds.
-    groups = dict.fromkeys(group_of.get(name) for name in place)
-    for group in groups:
-        mine = [(name, p) for name, p in named if group_of.get(name) == group]
-        group_bytes = sum(local(p).nbytes for _, p in mine)
-        size = bucket_bytes or default_bucket_bytes(group_bytes, core.strategy, core.lane.world_size)
-        buckets += make_buckets(mine, size, 0 if bucket_bytes else size // 4, context=core.context)
-        piece_bytes = size if group is None or not piece_bytes else piece_bytes
-    if len(groups) > 1:
-        buckets.sort(key=lambda bucket: -max(place[name] for name in bucket.names))
-    for number, bucket in enumerate(buckets):
-        bucket.place = number
-    give_optimizer_state(buckets, core.optimizers)
-    core.assemble(buckets, [group_of.get(bucket.names[0]) for bucket in buckets], piece_bytes, rows)
-
-
-def default_bucket_bytes(model_bytes: int, strategy: Strategy, world_size: int) -> int:
-    """Fewer buckets leave more to wait for at the end of backward, more cost more messages."""
-    few = model_bytes <= 8 * LEAST_BUCKET_BYTES
-    least = max((1 + few) * LEAST_BUCKET_BYTES, LEAST_MESSAGE_BYTES * world_size)
-    return min(max(model_bytes // strategy.num_buckets, least), MOST_BUCKET_BYTES)
-
-
-# -- groups of replicas ---------------------------------------------------------------------------
-
-
-def _groups(
-    model: nn.Module,
-    given: Mapping[str, Sequence[int]],
-    process_group: dist.ProcessGroup | Lane | None,
+def _assembled(
+    core_of: Callable[[Lane, Transport], Core],
+    rebuild: Callable[[Core], None],
     lane: Lane,
-) -> dict[str, Ranks]:
-    """The ranks that hold each parameter, where these are not all."""
-    everyone = tuple(range(lane.world_size))
-    found: dict[str, Ranks] = {}
-    for name, parameter in model.named_parameters():
-        ranks = next((tuple(r) for key, r in given.items() if (name + ".").startswith(key + ".")), None)
-        if ranks is None and local(parameter) is not parameter:
-            base = process_group if isinstance(process_group, dist.ProcessGroup) else None
-            ranks = _mesh_ranks(parameter, dist.get_process_group_ranks(base))
-        if ranks is None or ranks == everyone:
-            continue
-        inside = set(ranks) <= set(everyone) and len(set(ranks)) == len(ranks)
-        check(inside, f"replica_ranks of {name}", f"different ranks below {lane.world_size}", ranks)
-        check(lane.rank in ranks, f"replica_ranks of {name}", f"with this worker's rank {lane.rank}", ranks)
-        found[name] = ranks
-    some = [key for key, ranks in given.items() if tuple(ranks) != everyone]
-    unknown = [key for key in some if not any((name + ".").startswith(key + ".") for name in found)]
-    check(not unknown, "replica_ranks", "names of parameters or modules of the model", unknown)
-    return found
-
-
-def _mesh_ranks(parameter: Tensor, members: Sequence[int]) -> tuple[int, ...]:
-    """The workers that hold the same part of a DTensor: along the mesh dimensions it is replicated on."""
-    from torch.distributed.tensor import DTensor
-
-    assert isinstance(parameter, DTensor)
-    mesh = parameter.device_mesh
-    root = mesh._get_root_mesh()  # a layer split along "tp" has its replicas along the other dimensions
-    own, names = root.get_coordinate(), mesh.mesh_dim_names or range(mesh.ndim)
-    assert own is not None, "a worker that holds a part of the tensor is in its mesh"
-    split = {name for name, kind in zip(names, parameter.placements, strict=True) if not kind.is_replicate()}
-    root_names = root.mesh_dim_names or range(root.ndim)
-    place = tuple(at if name in split else slice(None) for at, name in zip(own, root_names, strict=True))
-    return tuple(members.index(rank) for rank in root.mesh[place].reshape(-1).tolist())
+    transport: Transport,
+) -> Core:
+    """The core for one of the worlds that an elastic link is a part of."""
+    core = core_of(lane, transport)
+    rebuild(core)
+    transport.core = core
+    return core
 
 
 def _start_alike(core: Core, timeout_s: float, settings: list[str], group_of: Mapping[str, Ranks]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.engine.span import Span
 from thinwire.engine.state import Leaf
 from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
@@ -105,6 +106,9 @@ class ParameterBucket:
     def _split(self, flat: Tensor) -> list[Tensor]:
         parts = flat.split([p.numel() for p in self._locals])
         return [part.view(p.shape) for part, p in zip(parts, self._locals, strict=True)]
+
+    def _span(self, start: int, stop: int) -> Span:
+        return Span(self._locals, [p.numel() for p in self._locals], start, stop)
 
     @property
     def step(self) -> int:
@@ -329,6 +333,19 @@ class ParameterBucket:
         return out
 
     @torch.no_grad()
+    def read_span(self, start: int, stop: int) -> Tensor:
+        out = self.gradient.new_empty(stop - start)
+        if not out.is_meta:
+            self._span(start, stop).copy_to_(out)
+        return out
+
+    @torch.no_grad()
+    def is_finite(self) -> bool:
+        if self.gradient.is_meta:
+            return True
+        return math.isfinite(torch.stack([p.sum() for p in self._locals]).sum())
+
+    @torch.no_grad()
     def write_(self, data: Tensor) -> None:
         self._context.check_thread()
         if not data.is_meta:
@@ -339,6 +356,12 @@ class ParameterBucket:
         self._context.check_thread()
         if not data.is_meta:
             torch._foreach_add_(self._locals, self._split(data), alpha=scale)
+
+    @torch.no_grad()
+    def add_span_(self, start: int, data: Tensor, scale: float = 1.0) -> None:
+        self._context.check_thread()
+        if not data.is_meta:
+            self._span(start, start + data.numel()).add_(data, scale)
 
     @torch.no_grad()
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:

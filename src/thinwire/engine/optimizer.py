@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from thinwire.engine.buckets import ParameterBucket, local
+from thinwire.engine.span import Span
 from thinwire.errors import UsageError
 
 _MOMENTS = {
@@ -69,6 +70,12 @@ class OptimizerState:
         return out
 
     @torch.no_grad()
+    def read_span(self, start: int, stop: int) -> Tensor:
+        out = self._bucket.gradient.new_zeros(stop - start)
+        self._span(start, stop).copy_to_(out)
+        return out
+
+    @torch.no_grad()
     def write_(self, data: Tensor) -> None:
         for kept, part in self._pairs(data):
             kept.copy_(part)
@@ -77,6 +84,10 @@ class OptimizerState:
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
         for kept, part in self._pairs(data):
             kept.add_(part, alpha=scale)
+
+    @torch.no_grad()
+    def add_span_(self, start: int, data: Tensor, scale: float = 1.0) -> None:
+        self._span(start, start + data.numel()).add_(data, scale)
 
     @torch.no_grad()
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
@@ -94,6 +105,12 @@ class OptimizerState:
             for each, p, part in zip(kept, parameters, parts, strict=True)
             if each is not None
         ]
+
+    def _span(self, start: int, stop: int) -> Span:
+        parameters = self._bucket.parameters
+        kept = [self._kept(p) for p in parameters]
+        own = [None if each is None else local(each) for each in kept]
+        return Span(own, [local(p).numel() for p in parameters], start, stop)
 
     def _kept(self, parameter: Tensor) -> Tensor | None:
         for optimizer in self._optimizers:

@@ -270,7 +270,6 @@ class Regrouper:
             epoch=None if self.sampler is None else self.sampler.epoch,
             lineage="" if self.world.membership is None else self.world.membership.lineage,
             agrees=core.strategy.replicas_agree,
-            num_samples=None if self.sampler is None else self.sampler.num_samples,
             done=self._done,
         )
         if self.sampler is not None:

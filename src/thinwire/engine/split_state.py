@@ -6,17 +6,24 @@ A part of a parameter is a region of it (of a DTensor, what this worker holds) a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine.buckets import as_gradient, local
+from thinwire.engine.replicas import Replicas
+from thinwire.engine.sharded_reducer import ShardedReducer
 from thinwire.engine.strips import OwnedGroups
 from thinwire.errors import DataError
+from thinwire.wire.work import Work
+
+if TYPE_CHECKING:
+    from thinwire.engine.core import Core
 
 Region = list[list[int]]
 """Begin and end in every dimension."""
@@ -52,6 +59,21 @@ class SplitReplica:
     rank: int
     owned: OwnedGroups | None = None
     """Of strip-owned updates."""
+
+    @classmethod
+    def of(cls, core: Core, optimizer: Optimizer) -> SplitReplica | None:
+        """None where every worker holds all of them, or nobody knows which part of what it holds."""
+        owned = core.reducer.owned if isinstance(core.reducer, ShardedReducer) else None
+        rank = core.lane.rank
+        first = {name: rank == 0 for name, _ in core.model.named_parameters()}
+        for group in core.groups:
+            for bucket in group.buckets:
+                if group.ranks is not None and any(local(p) is p for p in bucket.parameters):
+                    return None  # by replica_ranks
+                first |= dict.fromkeys(bucket.names, group.endpoint.lane.rank == 0)
+        if not core.strategy.replicas_agree or (owned is None and not core.has_groups):
+            return None
+        return cls(core.model, optimizer, first, rank, owned)
 
     def state_dict(self) -> dict[str, Any]:
         parameters = dict(self.model.named_parameters())
@@ -187,14 +209,14 @@ def join_model(saved: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
     return {name: _joined([e["model"][name] for e in saved if name in e["model"]], name) for name in names}
 
 
-def join_local(parameter: Tensor, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _join_local(parameter: Tensor, entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The state of what this worker holds of a parameter, out of that of its strips."""
     shape = local(parameter).shape
     here = [{**entry, "shape": list(shape), "region": [[0, size] for size in shape]} for entry in entries]
     return whole_state(parameter, join_state(here, "a strip"))
 
 
-def pieces_state(owned: OwnedGroups, optimizers: Iterable[Optimizer], named: Mapping[str, Tensor]) -> Any:
+def _pieces_state(owned: OwnedGroups, optimizers: Iterable[Optimizer], named: Mapping[str, Tensor]) -> Any:
     """What this worker keeps of its strips, by parameter: a list that others can join with theirs."""
     found = []
     for optimizer in optimizers:
@@ -204,3 +226,21 @@ def pieces_state(owned: OwnedGroups, optimizers: Iterable[Optimizer], named: Map
                     state = optimizer.state[piece.parameter]
                     found.append([name, state_entry(parameter, state, piece.start, piece.stop)])
     return found
+
+
+def join_strips(core: Core, wait: Callable[[Work], None]) -> None:
+    """After strip-owned updates: the optimizers' state, whole again on every worker."""
+    reducer = core.reducer
+    if not isinstance(reducer, ShardedReducer):
+        return
+    for group in core.groups:
+        replicas = Replicas(group.endpoint, wait)
+        pairs = [zip(bucket.names, bucket.parameters, strict=True) for bucket in group.buckets]
+        named = dict(chain(*pairs))
+        mine = _pieces_state(reducer.owned, core.optimizers, named)
+        entries: dict[str, list[dict[str, Any]]] = {}
+        for rank in range(group.endpoint.lane.world_size):
+            for name, entry in replicas.broadcast_state(mine, rank):
+                entries.setdefault(name, []).append(entry)
+        for name, found in entries.items():
+            reducer.owned.joined[id(named[name])] = _join_local(named[name], found)

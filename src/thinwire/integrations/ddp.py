@@ -18,7 +18,7 @@ from thinwire.engine.driver import Driver, ProgressThread, Task
 from thinwire.engine.endpoint import Endpoint
 from thinwire.errors import SettingError, UsageError, check, check_seconds
 from thinwire.strategies.base import Strategy, overrides
-from thinwire.wire.process_group import connect
+from thinwire.wire.connect import connect
 from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.wire import Meter, Wire
 

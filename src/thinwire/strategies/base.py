@@ -34,11 +34,17 @@ class Values(Protocol):
     def read(self, out: Tensor | None = None) -> Tensor:
         """A flat copy."""
 
+    def read_span(self, start: int, stop: int) -> Tensor:
+        """A copy of those from `start` up to `stop`."""
+
     def write_(self, data: Tensor) -> None:
         """Overwrite all of them; like all writing, in the training thread only."""
 
     def add_(self, data: Tensor, scale: float = 1.0) -> None:
         """values += scale * data."""
+
+    def add_span_(self, start: int, data: Tensor, scale: float = 1.0) -> None:
+        """The same for those from `start` on, as many as `data` has."""
 
     def lerp_(self, data: Tensor, weight: float | Tensor) -> None:
         """values += weight * (data - values); a weight for each, or one for all."""
@@ -76,6 +82,9 @@ class Bucket(Gradients, Values, Protocol):
     @property
     def samples(self) -> float:
         """How much this worker's step under way counts: what `link.weight` was told, 1 if nothing."""
+
+    def is_finite(self) -> bool:
+        """Whether the sum of its parameters is a finite number; no copy is made."""
 
     def name_at(self, place: int) -> str:
         """The name of the parameter that a number in `gradient` belongs to, for messages."""

@@ -137,10 +137,12 @@ class GossipGraD(Strategy):
             return
         values, timer = state.values(bucket), state.runtime.timer
         await in_background()
-        flats = [value.read() for value in values]  # nothing changes them before this has come back
-        check_finite(flats[0], bucket)
-        encoding = Encoding(spans, flats[0].element_size(), round.payload, len(values) - 1)
-        message, sent = encoding.write(bucket.index, flats, state.memory)
+        encoding = Encoding(spans, bucket.gradient.element_size(), round.payload, len(values) - 1)
+        # nothing changes them before this has come back
+        if not bucket.is_finite():
+            check_finite(bucket.read(), bucket)
+        own = [values[part.value].read_span(part.start, part.stop) for part in encoding.parts]
+        message, sent = encoding.write(bucket.index, own, state.memory)
         inbox = message.new_empty(message.shape)
         to, source = round.peers
         await wire.exchange(send=message, to=to, recv=inbox, source=source, tag=bucket.index)
@@ -148,10 +150,9 @@ class GossipGraD(Strategy):
         received = encoding.read(bucket.index, inbox, sent, state.memory)
         changes = [theirs - ours for theirs, ours in zip(received, sent, strict=True)]
         state.sample(round, changes[: len(spans)], sent[: len(spans)])
-        moves = [encoding.spread(changes, number, bucket.num_parameters) for number in range(len(values))]
         waited_s = await training_thread()
-        for value, move in zip(values, moves, strict=True):
-            value.add_(move, scale=0.5)
+        for part, change in zip(encoding.parts, changes, strict=True):
+            values[part.value].add_span_(part.start, change, scale=0.5)
         timer.waited(waited_s)
         if state.came_back(round, waited_s):
             timer.end(wire.now())

@@ -196,15 +196,16 @@ class StochasticGradientPush(Strategy):
             for chunk in window.chunks:
                 masses[chunk] /= 2
         encoding = Encoding(window.spans[0], flat.element_size(), self.payload, 0)
-        body, sent = encoding.write(index, [flat], state.memory)
+        own = [flat[part.start : part.stop] for part in encoding.parts]
+        body, sent = encoding.write(index, own, state.memory)
         numbers = [index, step, first, count, _PAYLOADS.index(self.payload)]
         head = torch.tensor([*numbers, *(masses[chunk] for chunk in window.chunks)], dtype=torch.float64)
         message = torch.cat([head.view(torch.uint8).to(body.device), body])
         channel.outgoing[peer] = step, wire.send(message, to=peer, tag=index)
         if self.payload == "fp32":
             return None
-        rest = [flat[part.start : part.stop] - data for part, data in zip(encoding.parts, sent, strict=True)]
-        return encoding.spread(rest, 0, bucket.num_parameters)
+        rest = [mine - shown for mine, shown in zip(own, sent, strict=True)]
+        return encoding.spread(rest, bucket.num_parameters)
 
     async def serve(self, state: PushState, wire: Wire) -> None:
         device = "meta" if state.channels[0].like.is_meta else "cpu"  # where messages are taken apart
@@ -226,7 +227,7 @@ class StochasticGradientPush(Strategy):
             encoding = Encoding(window.spans[0], like.element_size(), _PAYLOADS[payload], 0)
             likes = [like.expand(part.stop - part.start) for part in encoding.parts]
             parts = encoding.read(index, message[body_at:].to(like.device), likes, state.memory)
-            values = encoding.spread(parts, 0, channel.chunks.chunks[-1].stop)
+            values = encoding.spread(parts, channel.chunks.chunks[-1].stop)
             channel.add(_Arrival(values, masses, [(source, step)]))
 
     def _fold(self, bucket: Bucket, step: int, state: PushState, wire: Wire) -> None:

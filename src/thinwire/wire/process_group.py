@@ -16,36 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
-from torch.distributed import distributed_c10d as c10d
-from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, UsageError
+from thinwire.errors import PeerError, PeerLate
 from thinwire.traffic import Op
-from thinwire.wire.backend import Connected, Pool, Source, has_world, own_pools, pool, start_world
+from thinwire.wire import operations
+from thinwire.wire.backend import Connected, Source, own_pools, pool
 from thinwire.wire.base import Buffer, Peer, Status
-from thinwire.wire.presence import Presence
+from thinwire.wire.operations import Issue, pinned_like
 from thinwire.wire.ranges import range_of
-from thinwire.wire.ring import RING_BYTES, ring_reduce_scatter
-from thinwire.wire.tls.backend import TlsSource
-from thinwire.wire.tls.files import Contexts
 from thinwire.wire.waiters import Wait, Waiters
 from thinwire.wire.watch import Watch
 from thinwire.wire.work import Work, after, finished
 
-Issue = Callable[[], Wait]
-"""Starts an operation; the result blocks until it is done."""
-_SUM = c10d.AllreduceOptions()
-_MEET_S = 12.0
-"""Time to connect to each other for workers who are all there; one that dies just then is not noticed."""
-_LOOK_S = 0.05
 _NOTICE_S = 1.0
-T = TypeVar("T")
 
 
 class ProcessGroupLane:
@@ -90,13 +76,18 @@ class ProcessGroupLane:
             return finished()
         number = next(self._numbers)
 
+        def start(data: Tensor, out: Tensor) -> Wait:
+            on_cpu = data.is_cpu
+            backend = self._connected.cpu if on_cpu else self._connected.cuda
+            place = {"number": number, "rank": self.rank, "world_size": self.world_size}
+            return operations.collective(backend, op, data, out, source=source, by_ring=on_cpu, **place)
+
         def issue() -> Wait:
             if data.is_cpu or self._pool.has_nccl:
-                backend = self._connected.cpu if data.is_cpu else self._connected.cuda
-                return self._issue(op, number, backend, data, out, source)
-            x = _pinned_like(data).copy_(data)
-            y = x if out is data else _pinned_like(out)
-            wait = self._issue(op, number, self._connected.cpu, x, y, source)
+                return start(data, out)
+            x = pinned_like(data).copy_(data)
+            y = x if out is data else pinned_like(out)
+            wait = start(x, y)
 
             def wait_and_copy() -> None:
                 wait()
@@ -106,74 +97,20 @@ class ProcessGroupLane:
 
         return self._launch(issue, data)
 
-    def _issue(self, op: Op, number: int, backend: Any, data: Tensor, out: Tensor, source: int) -> Wait:
-        handle: Any
-        if op == "all_reduce":
-            handle = backend.allreduce([data], _SUM)
-        elif op == "all_gather":
-            handle = backend._allgather_base(out, data, AllgatherOptions())
-        elif op == "all_to_all":
-            handle = backend.alltoall_base(out, data, [], [], c10d.AllToAllOptions())
-        elif op == "broadcast":
-            options = c10d.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
-            handle = backend.broadcast([data], options)
-        elif backend is not self._connected.cpu:
-            handle = backend._reduce_scatter_base(out, data, c10d.ReduceScatterOptions())
-        elif data.nbytes >= RING_BYTES:
-            return ring_reduce_scatter(backend, number, self.rank, self.world_size, data, out)
-        else:
-            parts = torch.empty_like(data)
-            received = backend.alltoall_base(parts, data, [], [], c10d.AllToAllOptions())
-
-            def wait_and_sum() -> None:
-                received.wait()
-                torch.sum(parts.view(self.world_size, -1), dim=0, out=out.view(-1))
-
-            return wait_and_sum
-        wait: Wait = handle.wait
-        return wait
-
     def exchange(
         self, *, send: Buffer = None, to: Peer = None, recv: Buffer = None, source: Peer = None, tag: int = 0
     ) -> Work:
         example = recv if recv is not None else send
         if example is None or self.world_size == 1:
             return finished()
-        issue = self._gloo_exchange if example.is_cpu or not self._pool.has_nccl else self._nccl_exchange
-        return self._launch(lambda: issue(send, to, recv, source, tag), example, in_order=False)
+        by_gloo = example.is_cpu or not self._pool.has_nccl
 
-    def _gloo_exchange(self, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
-        backend = self._connected.cpu
-        inbox = recv if recv is None or not recv.is_cuda else _pinned_like(recv)
-        outbox = send if send is None or not send.is_cuda else _pinned_like(send).copy_(send)
-        handles = []
-        if inbox is not None and source is None:
-            handles.append(backend.recv_anysource([inbox], tag))
-        elif inbox is not None:
-            handles.append(backend.recv([inbox], source, tag))
-        if outbox is not None:
-            handles.append(backend.send([outbox], to, tag))
+        def issue() -> Wait:
+            if by_gloo:
+                return operations.gloo_exchange(self._connected.cpu, send, to, recv, source, tag)
+            return operations.nccl_exchange(self._connected.cuda, send, to, recv, source, tag)
 
-        def wait() -> None:
-            for handle in handles:
-                handle.wait()
-            if recv is not None and inbox is not None and inbox is not recv:
-                recv.copy_(inbox)
-
-        return wait
-
-    def _nccl_exchange(self, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
-        backend: Any = self._connected.cuda
-        if recv is not None and source is None:
-            raise UsageError("NCCL cannot receive from whoever comes", hint="use tensors on the CPU")
-        backend._start_coalescing()
-        if recv is not None:
-            backend.recv([recv], source, tag)
-        if send is not None:
-            backend.send([send], to, tag)
-        wait: Wait = backend._end_coalescing().wait
-        return wait
+        return self._launch(issue, example, in_order=False)
 
     # -- lanes and endings ----------------------------------------------------------------------
 
@@ -333,130 +270,3 @@ class ProcessGroupLane:
         """The backend only knows that a connection broke: find out whose, and tell everyone."""
         if self._error is None:
             self._watch.ring(self._watch.explain(error))
-
-
-def _pinned_like(data: Tensor) -> Tensor:
-    return torch.empty(data.shape, dtype=data.dtype, pin_memory=True)
-
-
-def connect(
-    process_group: dist.ProcessGroup | None, timeout_s: float, silence_s: float, tls: Contexts | None = None
-) -> ProcessGroupLane | None:
-    """The lane over `process_group` (None: the default group, which is started if nobody has yet and a
-    launcher has set up a world); None where there is no world to connect to. `tls`: what the payload travels
-    by; None: the backends of torch."""
-    if process_group is None and not dist.is_initialized():
-        if not has_world():
-            return None
-        start_world()
-    base = process_group if process_group is not None else dist.group.WORLD
-    assert base is not None
-    ranks = dist.get_process_group_ranks(base)
-    name = pool.use(ranks)
-    presence, watches = Presence(base, f"thinwire/{name}", timeout_s), list[Watch]()
-
-    def meet() -> ProcessGroupLane:
-        client = pool.watch_client = pool.watch_client or pool.new_client()
-        presence.join()
-        if presence.lost is not None:
-            raise presence.lost
-        rank = ranks.index(dist.get_rank())
-        within_s = _MEET_S if presence.complete else max(1.0, presence.left_s)  # or: see who is late
-        try:
-            watch = Watch(client, name, rank, ranks, within_s, silence_s)
-        except PeerLate as error:
-            absent = error.rank or 0
-            if (dead := presence.first_dead(absent)) != absent:
-                raise presence.loss(dead, str(error)) from error
-            raise
-        watches.append(watch)
-        source: Source = pool
-        if tls is not None:
-            source = TlsSource(PrefixStore(name, client), dist.get_rank(), ranks, tls, within_s)
-            own_pools.append(source)
-        return _connected_lane(ranks, watch, timeout_s, source)
-
-    return _within(timeout_s + 10, meet, lambda: watches[0].lost if watches else presence.lost)
-
-
-def connect_members(
-    store: Store,
-    rank: int,
-    world_size: int,
-    *,
-    timeout_s: float,
-    silence_s: float,
-    lost: Callable[[], PeerError | None],
-    tls: Contexts | None = None,
-) -> ProcessGroupLane:
-    """The lane between workers that a store of their own joins, all of whom are there now; the error `lost`,
-    should there be one before they are connected."""
-    ranks, watches = list(range(world_size)), list[Watch]()
-    own: Source = Pool(store=store, rank=rank)
-    if tls is not None:
-        own = TlsSource(store, rank, ranks, tls, _MEET_S)
-    own_pools.append(own)
-
-    def meet() -> ProcessGroupLane:
-        watch = Watch(store, "members", rank, ranks, _MEET_S, silence_s)
-        watches.append(watch)
-        return _connected_lane(ranks, watch, timeout_s, own)
-
-    try:
-        return _within(_MEET_S + 10, meet, lambda: (watches[0].lost if watches else None) or lost())
-    except BaseException:
-        own.abort()
-        own_pools.remove(own)
-        for watch in watches:
-            watch.stop()
-        raise
-
-
-def _connected_lane(ranks: Sequence[int], watch: Watch, timeout_s: float, source: Source) -> ProcessGroupLane:
-    lane = ProcessGroupLane(ranks, "strategy", watch, timeout_s, source)
-    try:
-        lane.connect()
-    except RuntimeError as error:
-        raise watch.explain(error) from error
-    except PeerError as error:  # it knows who is behind it, and the others do not
-        raise watch.ring(error) from error
-    return lane
-
-
-def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerError | None]) -> T:
-    """The result of a call that may never return, since a client of the store waits for ever for a host that
-    is cut off; or the error `lost`, should there be one before."""
-    results: list[T] = []
-    errors: list[BaseException] = []
-    ended = threading.Event()
-
-    def run() -> None:
-        try:
-            results.append(call())
-        except BaseException as error:  # noqa: BLE001  # raised below
-            errors.append(error)
-        ended.set()
-
-    waiters = Waiters("thinwire-connect", limit=1)
-    waiters.submit(run)
-    deadline, cause = time.monotonic() + timeout_s, lost()
-    while cause is None and not ended.wait(_LOOK_S) and time.monotonic() < deadline:
-        cause = lost()
-    told_by = time.monotonic() + _NOTICE_S  # a death breaks several connections, one after another
-    while errors and cause is None and time.monotonic() < told_by:
-        time.sleep(_LOOK_S)
-        cause = lost()
-    if ended.is_set():
-        waiters.stop()
-    if results:
-        return results[0]
-    if errors and isinstance(errors[0], PeerDiffers):  # that others leave because of it says less
-        raise errors[0]
-    if cause is not None:
-        raise cause from (errors[0] if errors else None)
-    if errors:
-        raise errors[0]
-    raise PeerLost(
-        f"the store that joins the workers has not answered for {timeout_s:g} s",
-        hint="is the host of MASTER_ADDR up, and can it be reached from here?",
-    )

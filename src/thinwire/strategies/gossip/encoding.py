@@ -55,14 +55,14 @@ class Encoding:
         self.num_bytes = end
 
     def write(
-        self, bucket: int, values: Sequence[Tensor], memory: RoundingMemory
+        self, bucket: int, own: Sequence[Tensor], memory: RoundingMemory
     ) -> tuple[Tensor, list[Tensor]]:
-        """Gives the message, and its parts as the other end will see them."""
-        message = torch.empty(self.num_bytes, dtype=torch.uint8, device=values[0].device)
+        """Gives the message of a worker's own parts, and these as the other end will see them."""
+        message = torch.empty(self.num_bytes, dtype=torch.uint8, device=own[0].device)
         sent = []
-        for part in self.parts:
-            data, bytes_ = values[part.value][part.start : part.stop], message[part.begin : part.end]
+        for part, data in zip(self.parts, own, strict=True):
             reference, error = memory.of(bucket, part)
+            bytes_ = message[part.begin : part.end]
             sent.append(encode_(bytes_, data, part.payload, reference=reference, error=error))
         return message, sent
 
@@ -75,12 +75,11 @@ class Encoding:
             for part, like in zip(self.parts, likes, strict=True)
         ]
 
-    def spread(self, parts: Sequence[Tensor], value: int, numel: int) -> Tensor:
-        """The parts of one value as one flat tensor of the whole bucket, zero where it has nothing."""
-        own = [(p, data) for p, data in zip(self.parts, parts, strict=True) if p.value == value]
-        if len(own) == 1 and own[0][1].numel() == numel:
-            return own[0][1]
-        flat = own[0][1].new_zeros(numel)
-        for part, data in own:
+    def spread(self, parts: Sequence[Tensor], numel: int) -> Tensor:
+        """The parts as one flat tensor of the whole bucket, zero where it has nothing."""
+        if len(parts) == 1 and parts[0].numel() == numel:
+            return parts[0]
+        flat = parts[0].new_zeros(numel)
+        for part, data in zip(self.parts, parts, strict=True):
             flat[part.start : part.stop] = data
         return flat
