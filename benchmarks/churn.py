@@ -2,13 +2,15 @@
 
     python -m benchmarks.churn rosters --faults 1500
     python -m benchmarks.churn simulated --faults 400
-    python -m benchmarks.churn processes --faults 1000 --strategy all-reduce
+    python -m benchmarks.churn processes --faults 200 --strategy all-reduce
+    python -m benchmarks.churn visits --faults 500
 
 `rosters`: who is in, on a virtual network (crashes, freezes, partitions, joins; messages late and lost): one
 membership a generation, and one world at the end. `simulated`: whole trainings on the virtual clock, killed
 and joined at random times under every kind of strategy: samples. `processes`: one world of real processes, in
 which workers are killed, frozen and joined again and again; one of them lives through all of it, and its open
-files, threads and memory are read. Each portion adds its line to one result.
+files, threads and memory are read. `visits`: a thousand generations of one world, without the start of new
+processes: one joins and leaves with an error, again and again. Each portion adds its line to one result.
 """
 
 from __future__ import annotations
@@ -112,9 +114,16 @@ def processes(num_faults: int, seed: int, strategy: str, minutes: float) -> dict
         return Churn(Path(folder), strategy, seed).run(num_faults, minutes)
 
 
+def visits(count: int, seed: int, strategy: str, minutes: float) -> dict[str, Any]:
+    from benchmarks.churn_visits import visits as visit
+
+    with tempfile.TemporaryDirectory() as folder:
+        return visit(Path(folder), strategy, seed, count, minutes)
+
+
 def print_table(found: list[dict[str, Any]]) -> None:
     print_head("what", "faults", "runs", "wrong")
-    for what in ("rosters", "simulated", "processes"):
+    for what in ("rosters", "simulated", "processes", "visits"):
         some = [each for each in found if each["what"] == what]
         counts = [sum(each[key] for each in some) for key in ("faults", "runs")]
         print_row(what, *counts, sum(len(each["wrong"]) for each in some))
@@ -125,12 +134,12 @@ def print_table(found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = parser_of(__doc__)
-    parser.add_argument("what", choices=["rosters", "simulated", "processes"])
+    parser.add_argument("what", choices=["rosters", "simulated", "processes", "visits"])
     parser.add_argument("--faults", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--strategy", default="all-reduce")
     parser.add_argument(
-        "--minutes", type=float, default=9.0, help="of processes: cause no fault after so long"
+        "--minutes", type=float, default=9.0, help="of processes and visits: cause no fault after so long"
     )
     parser.add_argument("--result", type=Path, default=RESULTS / "churn.json")
     options = parser.parse_args()
@@ -139,6 +148,7 @@ def main() -> None:
         "rosters": lambda: rosters(options.faults, options.seed),
         "simulated": lambda: simulated(options.faults, options.seed),
         "processes": lambda: processes(options.faults, options.seed, options.strategy, options.minutes),
+        "visits": lambda: visits(options.faults, options.seed, options.strategy, options.minutes),
     }
     line = {**calls[options.what](), "seconds": round(time.monotonic() - began_s, 1), "begin": begin}
     found = json.loads(options.result.read_text())["portions"] if options.result.exists() else []

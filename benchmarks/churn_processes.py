@@ -98,8 +98,10 @@ class Churn:
                     self._dump()
                     break
                 if sum(self._counts.values()) % READ_EVERY == 0:
-                    self._readings.append(_read(lasting.pid))
+                    self._readings.append(read_open(lasting.pid))
                 self._change(dice, lasting)
+            if not self._wrong and not self._settled():
+                self._wrong.append(f"at the end: no step of all for {WAIT_S:g} s")
             self._end(lasting)
         finally:
             for each in self._alive:
@@ -166,7 +168,7 @@ class Churn:
         self._alive.remove(victim)
 
     def _end(self, lasting: Any) -> None:
-        self._readings.append(_read(lasting.pid))
+        self._readings.append(read_open(lasting.pid))
         (self.folder / "stop").touch()
         for each in self._alive:
             each.join(WAIT_S)
@@ -227,7 +229,7 @@ def _newest(journal: WorkerJournal | None) -> tuple[int, int] | None:
     return place if stepped else None
 
 
-def _read(pid: int) -> dict[str, int]:
+def read_open(pid: int) -> dict[str, int]:
     """What a process has open."""
     status = dict(
         line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines() if ":" in line

@@ -18,6 +18,8 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +91,38 @@ def trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any]:
     }
 
 
+def torchft_trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any]:
+    """The same with torchft, whose lighthouse is spared: of half of the workers the last ones are killed."""
+    dice = random.Random(f"{seed} {size} {kind} {number}")
+    faults = faults_of(kind, size, dice)
+    if kind == "kill half":
+        faults = [replace(fault, host=size - 1 - (fault.host or 0)) for fault in faults]
+    description = describe(hosts=size, rate="1gbit", faults=[str(fault) for fault in faults])
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+    command = ["-m", "benchmarks.elastic_torchft", "14"]
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = run_in_lab(command, description, Path(folder), time_limit_s=LIMIT_S)
+        at = max((each.at for each in outcome.struck), default=math.nan)
+        lost = {fault.host for fault in faults}
+        left = [each for each in outcome.journals.workers if each.host not in lost]
+        firsts = [
+            next(
+                (d.at for d in each.of("done") if d.at > at and d.facts["size"] == size - len(lost)), math.nan
+            )
+            for each in left
+        ]
+    return {
+        "size": size,
+        "kind": kind,
+        "number": number,
+        "strategy": "torchft",
+        "faults": [str(each.fault) for each in outcome.struck],
+        "resumed_s": None if any(map(math.isnan, firsts)) else max(firsts) - at,
+        "steps": max((line.facts["steps"] for each in left for line in each.of("done")), default=0),
+        "wrong": [] if len(left) == size - len(lost) else [f"{len(left)} workers were there"],
+    }
+
+
 def cells(sizes: list[int], trials: int) -> Iterator[tuple[int, str, int]]:
     for number in range(trials):
         for size in sizes:
@@ -96,14 +130,19 @@ def cells(sizes: list[int], trials: int) -> Iterator[tuple[int, str, int]]:
                 yield size, kind, number
 
 
+def _is_rival(trial: dict[str, Any]) -> bool:
+    return bool(trial["strategy"] == "torchft")
+
+
 def print_table(found: list[dict[str, Any]], sizes: list[int]) -> None:
     print_head("fault", *(f"P = {size}" for size in sizes), "wanted")
-    for kind in (*DEATHS, *SILENCE):
+    for rival, kind in product((False, True), (*DEATHS, *SILENCE)):
         row = []
         for size in sizes:
-            some = [each for each in found if (each["size"], each["kind"]) == (size, kind)]
-            row.append(" / ".join(f"{each['resumed_s']:.2f}" for each in some))
-        print_row(kind, *row, f"{MOST_S[kind]:g}")
+            some = [e for e in found if (e["size"], e["kind"], _is_rival(e)) == (size, kind, rival)]
+            row.append(" / ".join("-" if e["resumed_s"] is None else f"{e['resumed_s']:.2f}" for e in some))
+        if any(row):
+            print_row(kind + (", torchft" if rival else ""), *row, f"{MOST_S[kind]:g}")
     wrong = [each for each in found if each["wrong"]]
     print(f"{len(found)} trials, {len(wrong)} with something wrong")
     for each in wrong:
@@ -115,6 +154,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=3)
     parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
     parser.add_argument("--kinds", nargs="+", default=[*DEATHS, *SILENCE])
+    parser.add_argument("--torchft", action="store_true", help="the same with torchft 0.2.0: kills only")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=7.0, help="start no trial after so long")
     parser.add_argument("--result", type=Path, default=RESULTS / "elastic_lab.json")
@@ -123,7 +163,9 @@ def main() -> None:
         json.loads(options.result.read_text()) if options.result.exists() else {"portions": [], "trials": []}
     )
     found = saved["trials"]
-    known = {(each["size"], each["kind"], each["number"]) for each in found}
+    known = {
+        (each["size"], each["kind"], each["number"]) for each in found if _is_rival(each) == options.torchft
+    }
     began_s, portion = time.monotonic(), {"begin": provenance()}
     for size, kind, number in cells(options.sizes, options.trials):
         if (size, kind, number) in known or kind not in options.kinds:
@@ -131,7 +173,7 @@ def main() -> None:
         if time.monotonic() - began_s > 60 * options.minutes:
             note("the time of this portion is up: run it again for the rest")
             break
-        found.append(trial(size, kind, number, options.seed))
+        found.append((torchft_trial if options.torchft else trial)(size, kind, number, options.seed))
         note(json.dumps(found[-1]))
         lines = ",\n  ".join(json.dumps(each) for each in found)
         head = json.dumps(

@@ -26,7 +26,7 @@ class Writer:
             file.write(json.dumps({"at": Writer.now, "what": what, **facts}) + "\n")
 
     def trains(self, generation: int, rank: int, size: int, steps: int, **facts: Any) -> None:
-        told = {"epoch": 0, "lineage": "run", "agrees": True, "num_samples": 8, "done": []}
+        told = {"epoch": 0, "lineage": "run", "agrees": True, "done": []}
         place = {"generation": generation, "id": self.id, "rank": rank, "world_size": size, "steps": steps}
         self.note("trains", **{**told, **place, **facts})
 
@@ -39,7 +39,7 @@ class Writer:
             self.note("done", **place)
 
     def epoch(self, generation: int, carried: list[int], epoch: int = 0) -> None:
-        self.note("epoch", epoch=epoch, generation=generation, carried=carried)
+        self.note("epoch", epoch=epoch, generation=generation, carried=carried, num_samples=8)
 
 
 def read(folder: Path) -> Journals:

@@ -38,6 +38,7 @@ def test_options_of_train_are_these_and_no_others(capsys: pytest.CaptureFixture[
         "--data",
         "--shuffle",
         "--apoptosis",
+        "--elastic",
         "--device",
         "--out",
         "--save-every",
@@ -78,6 +79,12 @@ def test_chaos_refuses_what_it_cannot_do(capsys: pytest.CaptureFixture[str], tmp
         assert told in capsys.readouterr().err
         for path in sorted((tmp_path / "out").rglob("*"), reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
+
+
+def test_what_no_elastic_training_has_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for option in (("--save-every", "5"), ("--profile",), ("--shuffle", "own"), ("--apoptosis", "adaptive")):
+        assert main(["train", "--elastic", *option, "--out", str(tmp_path / "run")]) == 1
+        assert "where training is elastic" in capsys.readouterr().err
 
 
 def test_strategies_are_listed_with_settings(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 import thinwire as tw
 from tests.elastic.worlds import NUM_SAMPLES, Fault, Job, Story, Workers, count_samples, make_key
+from tests.worlds import run_processes
 from thinwire.strategies.base import Strategy
 from thinwire.wire.tls.files import make
 
@@ -21,6 +25,22 @@ STRATEGIES = [
         for strategy in (tw.TopK(density=0.25), tw.SASGD(interval=4), tw.StochasticGradientPush())
     ),
 ]
+
+
+def start_twice() -> list[float]:
+    """Two worlds one after another, with one store; the first worker is late for the second."""
+    sizes = []
+    for number in range(2):
+        time.sleep(0.5 if number and dist.get_rank() == 0 else 0.0)
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with tw.attach(model, optimizer, tw.AllReduce(), elastic=True) as link:
+            sizes += link.all_reduce([1.0])
+    return sizes
+
+
+def test_one_store_starts_several_worlds() -> None:
+    assert run_processes(2, start_twice) == [[2.0, 2.0], [2.0, 2.0]]
 
 
 def name_of(strategy: Strategy) -> str:

@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,9 +17,11 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.strangers import random_value
 from thinwire.elastic.handshake import Stranger, answer_door
+from thinwire.elastic.joining import Joining
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
+from thinwire.errors import PeerLost
 
 KEY = b"k" * 32
 SILENCE_S = 3.0
@@ -32,10 +34,10 @@ class World:
     def __init__(self) -> None:
         self.peers: list[PeerConnections] = []
 
-    def make(self, name: str, key: bytes = KEY) -> PeerConnections:
+    def make(self, name: str, key: bytes = KEY, silence_s: float = SILENCE_S) -> PeerConnections:
         door = socket.create_server(("127.0.0.1", 0))
         me = Member(name, "127.0.0.1", door.getsockname()[1])
-        self.peers.append(PeerConnections(door, me, key, silence_s=SILENCE_S))
+        self.peers.append(PeerConnections(door, me, key, silence_s=silence_s))
         return self.peers[-1]
 
     def start(self, size: int) -> list[PeerConnections]:
@@ -101,7 +103,7 @@ def test_a_process_whose_door_closes_last_is_dead_for_all_at_once(world: World) 
     began = time.monotonic()
     for channel in channels:
         channel.socket.close()
-    wait_until(lambda: "w2" in a._knocking | b._knocking)
+    wait_until(lambda: "w2" in a._knocking or "w2" in b._knocking)
     time.sleep(0.1)
     door.close()
     assert [each.next_membership(1).ids for each in (a, b)] == [["w0", "w1"]] * 2
@@ -135,18 +137,26 @@ def test_who_joins_does_not_wait_for_one_that_has_died_meanwhile(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     members, new = world.start(3), world.make("new")
-    connect_all = new._connect_all
+    hear = Joining.hear_members
 
-    def hear_of_a_dead_one(membership: object) -> None:
-        found = Membership.from_json(membership)
+    def hear_of_a_dead_one(joining: Joining, told: object) -> Sequence[Member]:
+        found = Membership.from_json(told)
         dead = [Member("dead", "127.0.0.1", 1)] if found.generation == 1 else []
-        connect_all(replace(found, members=(*found.members, *dead)).to_json())
+        return hear(joining, replace(found, members=(*found.members, *dead)).to_json())
 
-    monkeypatch.setattr(new, "_connect_all", hear_of_a_dead_one)
+    monkeypatch.setattr(Joining, "hear_members", hear_of_a_dead_one)
     new.join([("127.0.0.1", members[1].me.port)])
-    wait_until(lambda: len(new._world or ()) == 4 and len(new._channels) == 3)
+    wait_until(lambda: len(new._channels) == 3 and new._joining is not None and len(new._joining.world) == 4)
     members[0].stop()
     wait_for_members([*members[1:], new], ["w1", "w2", "new"])
+
+
+def test_who_joins_a_run_that_is_over_is_told_so(world: World) -> None:
+    (last,), new = world.start(1), world.make("new", silence_s=1.0)
+    last.stop()
+    new.join([("127.0.0.1", last.me.port)])
+    with pytest.raises(PeerLost, match=f"nobody .* has answered for 3 s at 127.0.0.1:{last.me.port}"):
+        new.next_membership(0)
 
 
 def test_a_broken_connection_between_the_living_is_made_anew(world: World) -> None:
@@ -247,7 +257,7 @@ def test_nonsense_from_a_holder_of_the_key_stops_nobody(world: World) -> None:
         assert channel.send([generator.choice(kinds), *generator.choice([fields, [body], ["w1", body]])])
     a.publish(1, "key", b"value")
     assert b.published(1, ["key"], SOON_S) == [b"value"]
-    wait_until(lambda: a._heard_s.get("guest", 0) > 0)
+    wait_until(lambda: a._hearing.heard_within("guest", SOON_S, time.monotonic()))
     channel.socket.close()
     wait_until(lambda: "guest" not in a._channels)
     assert a._thread.is_alive()

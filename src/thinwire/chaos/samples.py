@@ -60,13 +60,10 @@ def account(workers: Sequence[WorkerJournal], lineage: str = "") -> SampleAccoun
     for worker in workers:
         for step in _counted(worker, lineage, worlds, found):
             counts[step.epoch].update(step.indices)
-    carried = {
-        line.facts["epoch"]: line.facts["carried"]
-        for worker in workers
-        for line in _inside(worker, lineage)
-        if line.what == "epoch"
-    }
-    _judge(carried, counts, worlds, found)
+    ends = [line.facts for each in workers for line in _inside(each, lineage) if line.what == "epoch"]
+    carried = {facts["epoch"]: facts["carried"] for facts in ends}
+    num_samples = max((facts["num_samples"] for facts in ends), default=0)
+    _judge(carried, counts, num_samples, found)
     return found
 
 
@@ -132,11 +129,10 @@ def _steps(lines: Iterator[Line]) -> list[_Step]:
 def _judge(
     carried: dict[int, list[int]],
     counts: dict[int, Counter[int]],
-    worlds: dict[int, dict[str, Any]],
+    num_samples: int,
     found: SampleAccount,
 ) -> None:
     """Compare with what was due in each epoch that was finished."""
-    num_samples = max(facts["num_samples"] or 0 for facts in worlds.values())
     for epoch in sorted(carried):
         due = Counter(range(num_samples))
         due.update(carried.get(epoch - 1, []))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import time
@@ -35,6 +36,7 @@ from thinwire.recipes.worker import work
 from thinwire.units import as_bytes, as_duration, as_metric, as_percent, count
 
 DEFAULT_WORKERS = 4
+JOIN = "THINWIRE_JOIN"
 
 
 def train(
@@ -55,6 +57,10 @@ def train(
     data: options.Data = None,
     shuffle: options.Shuffle = "dealt",
     apoptosis: options.Apoptosis = "",
+    elastic: Annotated[
+        bool,
+        typer.Option("--elastic", help="Go on when workers die, come back or join (THINWIRE_JOIN joins)."),
+    ] = False,
     device: options.Device = "auto",
     out: options.Out = None,
     save_every: Annotated[
@@ -72,7 +78,7 @@ def train(
     as_json: options.AsJson = False,
 ) -> None:
     """Train a recipe on workers of this machine or, started by torchrun, as one of its workers."""
-    torchrun = "RANK" in os.environ
+    torchrun = "RANK" in os.environ or (elastic and bool(os.environ.get(JOIN)))
     config = resolve(
         recipe,
         strategy,
@@ -87,6 +93,7 @@ def train(
         profile=profile,
         shuffle=shuffle,
         apoptosis=apoptosis,
+        elastic=elastic,
     )
     if not torchrun:
         Machine.this().check_workers(config.workers, insist=oversubscribe)
@@ -98,10 +105,12 @@ def train(
     if run is not None:  # under torchrun only rank 0 has something to print
         result = {**plain(run.summary), "wall_s": run.wall_s, "run": str(run.folder)}
         typer.echo(json.dumps(result) if as_json else summary(run))
+        for lost in run.lost:
+            note(f"worker {lost.rank} {lost.how} (pid {lost.pid}); the others went on")
 
 
 def _num_workers(asked: int | None, torchrun: bool) -> int:
-    if not torchrun:
+    if not torchrun or "RANK" not in os.environ:  # one that joins says of how many the run was meant to be
         return DEFAULT_WORKERS if asked is None else asked
     world_size, rank = _number("WORLD_SIZE"), _number("RANK")
     check(0 <= rank < world_size, "RANK", f"0 to WORLD_SIZE - 1 ({world_size - 1})", rank, hint=_TORCHRUN)
@@ -148,13 +157,14 @@ def _here(out: Path | None, config: RunConfig, tensorboard: bool) -> FinishedRun
 
 def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> FinishedRun | None:
     """Train as one of torchrun's workers; rank 0 shows progress and returns the result."""
-    rank = int(os.environ["RANK"])
     if out is None:
         raise SettingError(
             "--out must be given under torchrun, so that all workers name the same folder",
             hint="for example --out runs/first",
         )
-    if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not config.resume:
+    joins = config.elastic and bool(os.environ.get(JOIN))
+    rank = int(os.environ.get("RANK") or _free_number(out, config.workers))
+    if (out / FOLDER / f"worker-{rank}.jsonl").exists() and not (config.resume or joins):
         message = f"--out must be a new folder, and {out} holds another run"
         raise SettingError(message, hint="name another folder")
     out.mkdir(parents=True, exist_ok=True)
@@ -162,7 +172,7 @@ def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> F
     view = LineView(_title(out, config)) if rank == 0 else None
     with (
         locked(out, lock_name(rank)),
-        written(out, config, state) if rank == 0 else nullcontext(),
+        written(out, config, state) if rank == 0 and not joins else nullcontext(),
         _curves(out, tensorboard) as draw,
     ):
 
@@ -172,8 +182,13 @@ def _under_torchrun(out: Path | None, config: RunConfig, tensorboard: bool) -> F
             if view is not None:
                 view.show(state)
 
-        work(out, config, os.environ, watch)
+        work(out, config, {**os.environ, "RANK": str(rank)}, watch)
     return FinishedRun(state.summary, time.monotonic() - began_s, out) if state.summary else None
+
+
+def _free_number(folder: Path, first: int) -> int:
+    """The number of a worker that joins: the first that has no events there."""
+    return next(n for n in itertools.count(first) if not (folder / FOLDER / f"worker-{n}.jsonl").exists())
 
 
 def _curves(folder: Path, wanted: bool) -> AbstractContextManager[Callable[[Event], None]]:

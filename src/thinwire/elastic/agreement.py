@@ -34,6 +34,11 @@ class Knowledge:
     """Not heard of for too long, but others hear them: only the path from here is broken."""
     joining: dict[str, Member] = field(default_factory=dict)
 
+    @property
+    def missed(self) -> dict[str, set[str]]:
+        """Whom this worker does not hear, by how."""
+        return {"dead": self.dead, "silent": self.silent, "unreachable": self.unreachable}
+
 
 @dataclass(slots=True)
 class _Proposal:

@@ -7,36 +7,31 @@ may join.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
-import selectors
 import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from thinwire.elastic.handshake import HELLO_S, KeyedChannel, Silence, Stranger, answer_door, open_door
+from thinwire.elastic.board import Board
+from thinwire.elastic.channels import Channels
+from thinwire.elastic.guests import Guests
+from thinwire.elastic.handshake import HELLO_S, KeyedChannel, Stranger, answer_door
+from thinwire.elastic.hearing import Hearing
+from thinwire.elastic.joining import RETRY_S, Joining
 from thinwire.elastic.journal import Journal
+from thinwire.elastic.knocking import Knocking
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.roster import Roster
-from thinwire.errors import DataError, PeerLost
+from thinwire.errors import PeerLost
 from thinwire.wire.control import Message
 from thinwire.wire.patience import BEAT_S, Patience
 
 _log = logging.getLogger("thinwire")
-RETRY_S = 0.5
 _TICK_S = 0.05
 """While the membership changes."""
-_KNOCK_S = 1.0
-"""To see whether a worker whose connection broke still listens."""
-_KNOCK_AGAIN_S = (0.02, 0.05, 0.1, 0.2)
-"""A process that ends may close its door after its connections: whoever finds it open looks again."""
-_MOST_GUESTS = 32
-"""Handshakes under way at one time."""
-_JOIN_S = 3.0
-"""Who has asked to join is forgotten unless it asks again."""
 
 
 class PeerConnections:
@@ -53,39 +48,37 @@ class PeerConnections:
     ) -> None:
         self.me = me
         self._journal = journal or Journal()
-        self._noted: dict[str, set[str]] = {}
         self.on_change: Callable[[Membership], None] = lambda membership: None
         """Called from the thread here when a membership is adopted."""
         self.patience = Patience(silence_s)
-        self._door, self._key = door, key
+        self._key = key
         self.changed = threading.Condition(threading.RLock())
         """Held for everything below; notified whenever something has changed."""
         self.roster = Roster(me, None, retry_s=RETRY_S)
-        self._channels: dict[str, KeyedChannel] = {}
-        self._heard_s: dict[str, float] = {}
-        self._vouched: dict[str, tuple[float, str]] = {}
-        """When somebody has last said that it hears a worker, and who."""
-        self._asked_s: dict[str, float] = {}
-        """When somebody has asked to join."""
-        self._knocking: set[str] = set()
+        self._guests = Guests(key, lambda: self.roster, self._add)
+        self._channels = Channels(
+            door,
+            arrived=self._guests.greet,
+            heard=self._hear,
+            ended=lambda channel: self._knocking.start(channel.peer),
+        )
+        self._hearing, self._board = Hearing(self.patience), Board()
+        self._knocking = Knocking(
+            self.changed,
+            is_settled=lambda member: (
+                self._stopped or member.id in self._channels or member.id in self.roster.knowledge.dead
+            ),
+            refused=self._notice_refusal,
+            opened=self._shake_or_close,
+            ended=self._wake,
+        )
+        self._joining: Joining | None = None
         self._met: set[str] = set()
         """Whoever has had a connection here."""
-        self._values: dict[tuple[int, str], str] = {}
-        """What members have published, by generation and key."""
-        self._published: list[Message] = []
-        self._strangers: set[str] = set()
-        self._guests = 0
         self._adopted: Membership | None = None
         self._news: list[Membership] = []
         """Adopted, and not told to who listens."""
         self._stopped = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(door, selectors.EVENT_READ)
-        self._wake, woken = socket.socketpair()
-        for end in (self._wake, woken):
-            end.setblocking(False)
-        self._woken = woken
-        self._selector.register(woken, selectors.EVENT_READ)
         self._thread = threading.Thread(target=self._run, name="thinwire-peers", daemon=True)
         self._thread.start()
 
@@ -99,7 +92,20 @@ class PeerConnections:
 
     def join(self, addresses: Sequence[tuple[str, int]]) -> None:
         """Ask to be taken in, by way of whoever answers; see `next_membership` for when it is."""
-        threading.Thread(target=self._ask_to_join, args=(list(addresses),), daemon=True).start()
+        me = self.me
+
+        def connect(address: tuple[str, int]) -> None:
+            connection = socket.create_connection(address, timeout=HELLO_S)
+            self._add(answer_door(connection, me, self._key))
+
+        self._joining = Joining(
+            addresses,
+            self.changed,
+            wanted=lambda: not self._stopped and self.me is me and self.roster.membership is None,
+            connected=lambda: list(self._channels),
+            connect=connect,
+            ask=lambda: self._channels.send_all(["join"]),
+        )
 
     def next_membership(self, after: int, *, allow_minority: bool = False) -> Membership:
         """Wait for the membership that follows generation `after`, and see to it that there will be one.
@@ -115,12 +121,15 @@ class PeerConnections:
                 if self.roster.left_out is not None:
                     self._start_anew(self.roster.left_out)
                     after = 0
-                elif current is not None and current.generation > after:
+                elif current is None:
+                    if self._joining is not None:
+                        self._joining.check_answers(self.patience.alone_s)
+                elif current.generation > after:
                     return current
-                elif current is not None:
+                else:
                     if not self.roster.changing:
                         self.roster.want_change()
-                        self._poke()
+                        self._channels.poke()
                     lonely_since = None if self.roster.has_quorum else (lonely_since or now_s)
                     if lonely_since is not None and now_s > lonely_since + self.patience.alone_s:
                         self._end_alone(allow_minority=allow_minority)
@@ -151,7 +160,7 @@ class PeerConnections:
         """Say good-bye: the others go on without this worker at once."""
         with self.changed:
             if not self._stopped:
-                self._send_all(["left"])
+                self._channels.send_all(["left"])
         self.stop()
 
     def stop(self) -> None:
@@ -159,36 +168,32 @@ class PeerConnections:
             if self._stopped:
                 return
             self._stopped = True
-            self._poke()
+            self._channels.poke()
             self.changed.notify_all()
         self._thread.join()
-        for channel in self._channels.values():
-            channel.socket.close()
-        for each in (self._door, self._wake, self._woken, self._selector):
-            each.close()
+        with self.changed:  # somebody who knocks may just find a connection broken
+            self._channels.close()
 
     # -- values that members publish ------------------------------------------------------------------
 
     def publish(self, generation: int, key: str, value: bytes) -> None:
         """Let all members of a generation have a value."""
         with self.changed:
-            message: Message = ["set", generation, key, value.hex()]
-            self._published.append(message)
-            self._values[generation, key] = message[3]
-            self._send_all(message)
+            message = self._board.publish(generation, key, value)
+            self._channels.send_all(message)
             self.changed.notify_all()
 
     def published(self, generation: int, keys: Sequence[str], timeout_s: float) -> list[bytes] | None:
         """The values of these keys, once they are there; None if the membership changes before."""
         deadline = time.monotonic() + timeout_s
         with self.changed:
-            while not all((generation, key) in self._values for key in keys):
+            while (found := self._board.read(generation, keys)) is None:
                 current = self.roster.membership
                 changes = current is None or current.generation != generation or self.roster.changing
                 if changes or self._stopped or time.monotonic() > deadline:
                     return None
                 self.changed.wait(min(_TICK_S, max(0.0, deadline - time.monotonic())))
-            return [bytes.fromhex(self._values[generation, key]) for key in keys]
+            return found
 
     # -- the thread -----------------------------------------------------------------------------------
 
@@ -197,105 +202,59 @@ class PeerConnections:
         while True:
             with self.changed:
                 wait_s = _TICK_S if self.roster.changing or self._knocking else BEAT_S / 2
-            ready = self._selector.select(wait_s)
+            ready = self._channels.wait(wait_s)
             with self.changed:
                 if self._stopped:
                     return
-                for key, _ in ready:
-                    self._handle(key)
+                for handle in ready:
+                    handle()
                 now_s = time.monotonic()
                 if now_s >= beat_at_s:
                     beat_at_s = now_s + BEAT_S
-                    self._send_all(["roster", self.roster.beat] if self.roster.beat else ["beat"])
-                    self._judge(now_s)
+                    self._channels.send_all(["roster", self.roster.beat] if self.roster.beat else ["beat"])
+                    for id_ in self._hearing.judge(self.roster, now_s):
+                        self._channels.send_all(["probe", id_])
                     self._connect_missing()
-                self._forget_joiners(now_s)
+                self._hearing.forget_joiners(self.roster, now_s)
+                if self._journal.is_open and (found := self.roster.membership) is not None:
+                    # before a change that follows at once
+                    self._journal.note_missed(self.roster.knowledge.missed, found.ids)
                 self.roster.tick(now_s)
-                self._note_changes()
                 self._flush()
                 self._notice_adoption()
                 news, self._news = self._news, []
             for each in news:  # without the lock: whoever listens may take others
                 self.on_change(each)
 
-    def _note_changes(self) -> None:
-        """Write down whom this worker has begun to miss since it last looked."""
-        if not self._journal.is_open:
-            return
-        known = self.roster.knowledge
-        members = set(() if self.roster.membership is None else self.roster.membership.ids)
-        sets = {"dead": known.dead, "silent": known.silent, "unreachable": known.unreachable}
-        for how, ids in sets.items():
-            for id_ in (ids & members) - self._noted.get(how, set()):
-                self._journal.note("missed", id=id_, how=how)
-            self._noted[how] = ids & members
-
-    def _handle(self, key: selectors.SelectorKey) -> None:
-        if key.fileobj is self._door:
-            with contextlib.suppress(OSError):
-                connection, address = self._door.accept()
-                self._greet(connection, str(address[0]))
-        elif key.fileobj is self._woken:
-            with contextlib.suppress(OSError):
-                self._woken.recv(64)
-        else:
-            channel: KeyedChannel = key.data
-            messages, stands = channel.receive()
-            for message in messages:
-                self._hear(channel.peer, message)
-            if not stands:
-                self._drop(channel)
-
     def _hear(self, peer: Member, message: Message) -> None:
         now_s = time.monotonic()
-        self._heard_s[peer.id] = now_s
+        self._hearing.note(peer.id, now_s)
         self.roster.notice_life(peer.id)
         match message:
             case ["roster", [*body]]:
                 self.roster.receive(peer.id, body, now_s)
-            case ["set", int(generation), str(key), str(value)] if self._is_wanted(generation, key, value):
-                self._values[generation, key] = value
-                self.changed.notify_all()
+            case ["set", int(generation), str(key), str(value)]:
+                if self._board.receive(generation, key, value, self.roster.membership):
+                    self.changed.notify_all()
             case ["left"]:
                 self.roster.notice_death(peer.id)
             case ["dead", str(id_)] if id_ != self.me.id and id_ not in self._channels:
                 self.roster.notice_death(id_)
             case ["join"]:
-                self._asked_s[peer.id] = now_s
+                self._hearing.note_joiner(peer.id, now_s)
                 self.roster.notice_joiner(peer)
-            case ["members", membership]:
-                self._connect_all(membership)
+            case ["members", told] if self._joining is not None and self.roster.membership is None:
+                for member in self._joining.hear_members(told):
+                    self._knocking.start(member)
             case ["probe", str(id_)]:
-                if now_s - self._heard_s.get(id_, 0.0) < 2 * BEAT_S and id_ in self._channels:
-                    self._send(peer.id, ["heard", id_])
+                if id_ in self._channels and self._hearing.heard_within(id_, 2 * BEAT_S, now_s):
+                    self._channels.send(peer.id, ["heard", id_])
             case ["heard", str(id_)]:
-                self._vouched[id_] = now_s, peer.id
+                self._hearing.note_vouching(id_, peer.id, now_s)
             case ["relay", str(to), [*body]]:
-                self._send(to, ["relayed", peer.id, body])
+                self._channels.send(to, ["relayed", peer.id, body])
             case ["relayed", str(sender), [*body]]:
                 self.roster.receive(sender, body, now_s)
-
-    def _is_wanted(self, generation: int, key: str, value: str) -> bool:
-        current = self.roster.membership
-        sane = len(key) <= 256 and len(self._values) < 1 << 16 and _is_hex(value)
-        return sane and (current is None or current.generation <= generation <= current.generation + 64)
-
-    def _judge(self, now_s: float) -> None:
-        """Tell the roster of members that were not heard of for too long; before, ask others for them."""
-        membership = self.roster.membership
-        for id_ in [] if membership is None else membership.ids:
-            quiet_s = now_s - self._heard_s.setdefault(id_, now_s)
-            if id_ == self.me.id or id_ in self.roster.knowledge.dead or quiet_s < self.patience.ask_s:
-                continue
-            self._send_all(["probe", id_])
-            if quiet_s > self.patience.silence_s:
-                vouched_s, _ = self._vouched.get(id_, (0.0, ""))
-                self.roster.notice_silence(id_, others_hear=now_s - vouched_s < 3 * BEAT_S)
-
-    def _forget_joiners(self, now_s: float) -> None:
-        for id_ in list(self.roster.knowledge.joining):
-            if now_s > self._asked_s.get(id_, 0.0) + _JOIN_S:
-                del self.roster.knowledge.joining[id_]
 
     def _notice_adoption(self) -> None:
         """After anything that may have moved the roster on: connect to who is new, and tell who listens."""
@@ -308,16 +267,14 @@ class PeerConnections:
         self._journal.note(
             "adopted", generation=found.generation, lineage=found.lineage, ids=found.ids, me=self.me.id
         )
-        now_s = time.monotonic()
-        for id_ in found.ids:
-            self._heard_s[id_] = max(now_s, self._heard_s.get(id_, 0.0))
-        self._published = [each for each in self._published if each[1] >= found.generation]
-        self._values = {key: value for key, value in self._values.items() if key[0] >= found.generation}
+        self._hearing.expect(found.ids, time.monotonic(), connected=self._channels)
+        self._met &= {*found.ids, *self._channels}
+        self._board.forget_before(found.generation)
         self._connect_missing()
         for id_ in set(self._channels) - set(found.ids):  # who joins waits for those that it was told of
-            self._send(id_, ["members", found.to_json()])
+            self._channels.send(id_, ["members", found.to_json()])
         self._news.append(found)
-        self._poke()
+        self._channels.poke()
         self.changed.notify_all()
 
     def _connect_missing(self) -> None:
@@ -330,69 +287,20 @@ class PeerConnections:
         for number, member in enumerate(membership.members):
             wanted = number < place or (number > place and member.id in self._met)
             if wanted and member.id not in self._channels:
-                self._start_knocking(member)
-
-    # -- sending --------------------------------------------------------------------------------------
+                self._knocking.start(member)
 
     def _flush(self) -> None:
+        """Send what the roster wants sent, to those out of reach by way of whoever hears them."""
         outgoing, self.roster.outbox = self.roster.outbox, []
         for to, message in outgoing:
-            relay_at_s, relay = self._vouched.get(to, (0.0, ""))
-            if (
-                to in self.roster.knowledge.unreachable
-                and time.monotonic() - relay_at_s < self.patience.silence_s
-            ):
-                self._send(relay, ["relay", to, message])
+            unreachable = to in self.roster.knowledge.unreachable
+            if unreachable and (relay := self._hearing.relay_to(to, time.monotonic())):
+                self._channels.send(relay, ["relay", to, message])
             else:
-                self._send(to, ["roster", message])
-        for channel in list(self._channels.values()):
-            if channel.unsent and not channel.flush():
-                self._drop(channel)
-
-    def _send(self, to: str, message: Message) -> None:
-        channel = self._channels.get(to)
-        if channel is not None and not channel.send(message):
-            self._drop(channel)
-
-    def _send_all(self, message: Message) -> None:
-        for id_ in list(self._channels):
-            self._send(id_, message)
-
-    def _poke(self) -> None:
-        with contextlib.suppress(OSError):
-            self._wake.send(b"x")
+                self._channels.send(to, ["roster", message])
+        self._channels.flush()
 
     # -- connections ----------------------------------------------------------------------------------
-
-    def _greet(self, connection: socket.socket, address: str) -> None:
-        """Shake hands with whoever has come to the door, in a thread of its own."""
-        if self._guests >= _MOST_GUESTS:
-            connection.close()
-            return
-        self._guests += 1
-        membership = self.roster.membership
-        generation = 0 if membership is None else membership.generation
-
-        def shake() -> None:
-            try:
-                channel = open_door(connection, self.me, self._key, generation)
-            except (Stranger, OSError) as error:
-                self._note_stranger(address, error)
-            else:
-                self._add(channel)
-            finally:
-                self._guests -= 1
-
-        threading.Thread(target=shake, name="thinwire-guest", daemon=True).start()
-
-    def _note_stranger(self, address: str, error: Exception) -> None:
-        membership = self.roster.membership
-        hosts = {self.me.host} if membership is None else {member.host for member in membership.members}
-        if isinstance(error, Silence) and address in hosts:
-            return  # a member that looks whether this one still listens
-        if address not in self._strangers:
-            self._strangers.add(address)
-            _log.warning("refused a connection from %s: %s; told once per address", address, error)
 
     def _add(self, channel: KeyedChannel) -> None:
         with self.changed:
@@ -400,71 +308,31 @@ class PeerConnections:
                 channel.socket.close()
                 return
             id_ = channel.peer.id
-            if (old := self._channels.pop(id_, None)) is not None:
-                self._selector.unregister(old.socket)
-                old.socket.close()
-            self._channels[id_] = channel
+            self._channels.add(channel)
             self._met.add(id_)
-            self._heard_s[id_] = time.monotonic()
-            self._selector.register(channel.socket, selectors.EVENT_READ, channel)
+            self._hearing.note(id_, time.monotonic())
             membership = self.roster.membership
             if membership is not None and id_ not in membership.ids:
-                self._send(id_, ["members", membership.to_json()])
-            for message in self._published:
-                self._send(id_, message)
-            self._poke()
+                self._channels.send(id_, ["members", membership.to_json()])
+            for message in self._board.own:
+                self._channels.send(id_, message)
+            self._channels.poke()
             self.changed.notify_all()
 
-    def _drop(self, channel: KeyedChannel) -> None:
-        """A connection has ended: see whether the worker has."""
-        if self._channels.get(channel.peer.id) is not channel:
-            return
-        del self._channels[channel.peer.id]
-        with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(channel.socket)
-        channel.socket.close()
-        self._start_knocking(channel.peer)
+    def _wake(self) -> None:
+        self._channels.poke()
 
-    def _start_knocking(self, member: Member) -> None:
-        if member.id not in self._knocking and member.id not in self.roster.knowledge.dead:
-            self._knocking.add(member.id)
-            threading.Thread(target=self._knock, args=(member,), name="thinwire-knock", daemon=True).start()
-
-    def _knock(self, member: Member) -> None:
-        """Until there is a connection, or the member is known to be dead or out of reach; of two who lost
-        their connection, the later member makes the new one."""
-        for pause_s in (*_KNOCK_AGAIN_S, 0.0):
-            if not self._listens(member):
-                break
-            with self.changed:
-                done = self._stopped or member.id in self._channels or member.id in self.roster.knowledge.dead
-            if done:
-                break
-            time.sleep(pause_s)
+    def _notice_refusal(self, member: Member) -> None:
         with self.changed:
-            self._knocking.discard(member.id)
-            self._poke()
-
-    def _listens(self, member: Member) -> bool:
-        """Knock once; a door that refuses belongs to a process that has ended."""
-        try:
-            connection = socket.create_connection((member.host, member.port), timeout=_KNOCK_S)
-        except ConnectionRefusedError:
-            with self.changed:
-                # not if it was silent before: the others may have gone on with it since
-                if time.monotonic() - self._heard_s.get(member.id, 0.0) < self.patience.ask_s:
-                    self._notice_death(member.id)
-            return False
-        except OSError:
-            return False  # it cannot be reached: silence will tell
-        self._shake_or_close(connection, member)
-        return True
+            # not if it was silent before: the others may have gone on with it since
+            if self._hearing.heard_within(member.id, self.patience.ask_s, time.monotonic()):
+                self._notice_death(member.id)
 
     def _notice_death(self, id_: str) -> None:
         """What is certain is told to all, who may have seen less of it."""
         if id_ not in self.roster.knowledge.dead:
             self.roster.notice_death(id_)
-            self._send_all(["dead", id_])
+            self._channels.send_all(["dead", id_])
 
     def _shake_or_close(self, connection: socket.socket, member: Member) -> None:
         with self.changed:
@@ -495,46 +363,7 @@ class PeerConnections:
         )
         self.me = replace(self.me, id=f"{self.me.id.split('+')[0]}+{secrets.token_hex(2)}")
         self.roster = Roster(self.me, None, retry_s=RETRY_S)
-        for channel in list(self._channels.values()):
-            del self._channels[channel.peer.id]
-            self._selector.unregister(channel.socket)
-            channel.socket.close()
-        self._adopted, self._values, self._published = None, {}, []
+        self._channels.clear()
+        self._board.clear()
+        self._adopted = None
         self.join([(member.host, member.port) for member in world.members])
-
-    def _ask_to_join(self, addresses: list[tuple[str, int]]) -> None:
-        """Connect to whoever answers, and to all it names; ask all of them when all are connected."""
-        me = self.me
-        while not self._stopped and self.me is me and self.roster.membership is None:
-            for address in addresses:
-                with self.changed:
-                    if self._channels:
-                        break
-                with contextlib.suppress(OSError, Stranger):
-                    connection = socket.create_connection(address, timeout=HELLO_S)
-                    self._add(answer_door(connection, me, self._key))
-            with self.changed:
-                wanted = self._world
-                if wanted is not None and all(member.id in self._channels for member in wanted):
-                    self._send_all(["join"])
-            time.sleep(RETRY_S)
-
-    _world: tuple[Member, ...] | None = None
-    """Members of the world that this worker wants to join."""
-
-    def _connect_all(self, membership: object) -> None:
-        if self.roster.membership is not None:
-            return
-        with contextlib.suppress(DataError):
-            self._world = Membership.from_json(membership).members
-            for member in self._world:
-                if member.id not in self._channels:
-                    self._start_knocking(member)
-
-
-def _is_hex(value: str) -> bool:
-    try:
-        bytes.fromhex(value)
-    except ValueError:
-        return False
-    return True

@@ -174,6 +174,7 @@ class Roster:
     def _adopt(self, membership: Membership) -> None:
         self._history[membership.generation] = membership
         self._history.pop(membership.generation - _KEPT, None)
+        self.knowledge.dead &= set[str]().union(*(each.ids for each in self._history.values()))
         self._wanted = False
         for each in membership.ids:
             self.knowledge.joining.pop(each, None)

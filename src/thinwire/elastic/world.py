@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import itertools
 import json
 import logging
 import os
@@ -28,11 +29,14 @@ from thinwire.elastic.peers import PeerConnections
 from thinwire.elastic.store import PeerStore
 from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
+from thinwire.wire.connect import connect_members
 from thinwire.wire.control import own_address
-from thinwire.wire.process_group import ProcessGroupLane, connect_members
+from thinwire.wire.process_group import ProcessGroupLane
 from thinwire.wire.tls.files import Contexts
 
 _log = logging.getLogger("thinwire")
+_starts = itertools.count()
+"""Worlds that this process has started with others: where one store serves several, each has its own keys."""
 _LEAVES_S = 0.5
 """For a joiner that has been refused to be gone, before the others connect anew."""
 
@@ -159,8 +163,10 @@ class World:
         self._finishing = True
 
     def close(self) -> None:
-        """Give back the lane, on which nothing is under way, and leave."""
-        if self._lane is not None:
+        """Give back the lane, or drop it if this worker leaves because of an error, and leave."""
+        if self._lane is not None and self._lane.lost is not None:
+            self.drop(PeerLost("this worker leaves"))
+        elif self._lane is not None:
             self._lane.close()
             own_pools[:] = [each for each in own_pools if each.store is not self._store]
         self.leave()
@@ -223,12 +229,13 @@ class World:
             self._start_alone(key)
             return
         within = timedelta(seconds=self._timeout_s)
-        keys = [f"thinwire/elastic/{other}" for other in range(world_size)]
+        place = f"thinwire/elastic/{next(_starts)}"
+        keys = [f"{place}/{other}" for other in range(world_size)]
         if rank == 0:
             common = [secrets.token_hex(4), "" if key is not None else secrets.token_hex(KEY_BYTES)]
-            store.set("thinwire/elastic/common", json.dumps(common))
-        store.wait(["thinwire/elastic/common"], within)
-        lineage, shared = json.loads(store.get("thinwire/elastic/common"))
+            store.set(f"{place}/common", json.dumps(common))
+        store.wait([f"{place}/common"], within)
+        lineage, shared = json.loads(store.get(f"{place}/common"))
         if (key is None) != bool(shared):
             raise SettingError(
                 "some workers have a key file and some have none", hint="give all the same one"

@@ -61,6 +61,8 @@ class RunConfig:
 
     apoptosis: str = ""
     """How the network shrinks while it trains, as `MODE:KEY=VALUE`; empty: it does not."""
+    elastic: bool = False
+    """Whether training goes on when workers die, come back or join."""
 
     def __post_init__(self) -> None:
         check_one_of("device", self.device, ("auto", "cpu", "cuda"))
@@ -71,6 +73,11 @@ class RunConfig:
         for name in ("save_every", "evaluate_every"):
             check(getattr(self, name) >= 0, name.replace("_", " "), "0 or more steps", getattr(self, name))
         check(0 <= self.seed < 2**63, "seed", "from 0 to 2**63 - 1", self.seed)
+        if self.elastic:
+            check(self.shuffle == "dealt", "shuffle", "'dealt' where training is elastic", self.shuffle)
+            for name in ("save_every", "resume", "profile", "apoptosis"):
+                value = getattr(self, name)
+                check(not value, name.replace("_", " "), "left out where training is elastic", value)
 
 
 def resolve(

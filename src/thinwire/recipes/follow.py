@@ -26,6 +26,7 @@ from thinwire.events import (
 )
 from thinwire.files import locked
 from thinwire.recipes.config import FILE, RunConfig, write_config
+from thinwire.recipes.elastic_launch import ElasticWorkers
 from thinwire.recipes.launch import LOG, LocalWorkers, WorkerFailure
 
 RESUMING = "config.resuming.json"
@@ -101,6 +102,8 @@ class FinishedRun:
     wall_s: float
     """Seconds from start to end, starting the workers included."""
     folder: Path
+    lost: tuple[WorkerFailure, ...] = ()
+    """Workers without which an elastic run has gone on."""
 
 
 Watch = Callable[[RunState, list[Event]], object]
@@ -115,12 +118,13 @@ def run_local(
     state, reader = RunState(config.workers), EventReader(folder)
     with locked(folder, lock_name(0)), written(folder, config, state) as name:
         reader.poll()  # skip the events of a run that is resumed
-        with LocalWorkers(folder, config.workers, arguments=[name]) as workers:
+        start = ElasticWorkers if config.elastic else LocalWorkers
+        with start(folder, config.workers, arguments=[name]) as workers:
             status = follow(workers, reader, state, watch, limit_s)
         state.apply(reader.poll())  # written while the workers were being ended
         if status != 0 or state.summary is None:
             raise explain(folder, state, status, workers.failure)
-    return FinishedRun(state.summary, time.monotonic() - began_s, folder)
+    return FinishedRun(state.summary, time.monotonic() - began_s, folder, tuple(workers.lost))
 
 
 def lock_name(rank: int) -> str:
@@ -146,7 +150,7 @@ def written(folder: Path, config: RunConfig, state: RunState) -> Iterator[str]:
 
 
 def follow(
-    workers: LocalWorkers,
+    workers: LocalWorkers | ElasticWorkers,
     reader: EventReader,
     state: RunState,
     watch: Watch | None = None,
@@ -161,7 +165,7 @@ def follow(
         if watch is not None:
             watch(state, events)
         workers.worker_pids.update(started.pid for started in state.started.values())
-        if state.failures and late == TIMED_OUT:
+        if state.failures and workers.end_together and late == TIMED_OUT:
             # the elastic agent would wait half a minute for a worker that hangs
             deadline_s, late = time.monotonic() + LAUNCHER_GRACE_S, 1
         if status is not None or time.monotonic() > deadline_s:

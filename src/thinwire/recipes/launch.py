@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from thinwire.hosts.machine import num_cores
+from thinwire.hosts.machine import KEEPS_MEMORY, num_cores
 from thinwire.recipes import worker
 
 LOG = "workers.log"
@@ -51,8 +51,15 @@ class WorkerFailure:
 class LocalWorkers:
     """The running workers of one run folder; leaving the `with` block ends all that still run."""
 
+    end_together = True
+    """Whether one that fails ends the run."""
     failure: WorkerFailure | None = None
     """The first failure, known after the `with` block; a killed worker cannot write it into its events."""
+
+    @property
+    def lost(self) -> list[WorkerFailure]:
+        """Workers without which a run has gone on: none."""
+        return []
 
     def __init__(
         self, run: Path, num_workers: int, *, module: str = worker.__name__, arguments: Sequence[str] = ()
@@ -111,7 +118,8 @@ def environment(given: Mapping[str, str], num_workers: int) -> dict[str, str]:
     """The environment of the workers: `given`, with cores divided among them and the lifeline announced."""
     threads = str(max(1, num_cores() // num_workers))
     # PYTHONSAFEPATH: a file of the user's called, say, random.py must not be taken for Python's
-    return {"OMP_NUM_THREADS": threads, **given, worker.LIFELINE: "1", "PYTHONSAFEPATH": "1"}
+    usual = {"OMP_NUM_THREADS": threads, **KEEPS_MEMORY}
+    return {**usual, **given, worker.LIFELINE: "1", "PYTHONSAFEPATH": "1"}
 
 
 def _exists(pid: int) -> bool:

@@ -48,6 +48,12 @@ class LRSchedule:
         for group, leading in zip(self.optimizer.param_groups, other.optimizer.param_groups, strict=True):
             group["lr"] = leading["lr"]  # read by strategies and checkpoints, though no step is made here
 
+    def follow_plan(self, training: Training, model: nn.Module, plan: TrainingPlan, *, step: int) -> None:
+        """Go on as a training by another plan does after `step` steps; the optimizer keeps its moments."""
+        made = LRSchedule(training, model, plan)
+        self._settings, self._make = made._settings, partial(training.schedule, self.optimizer, plan)
+        self.restart(step)
+
     def restart(self, step: int) -> None:
         """Keep the optimizer's moments, and take the settings that the plan, which may have been made for
         another number of workers than the loaded ones, has for `step`."""
@@ -238,5 +244,12 @@ def attach_by(
     # workers that never talk are evaluated each by itself: their mean would be meaningless
     agree = strategy.replicas_agree or not talks(strategy)
     apoptosis = parse_apoptosis(config.apoptosis) if config.apoptosis else None
-    with attach(model, optimizer, strategy, num_steps=max(1, num_steps), apoptosis=apoptosis) as link:
+    with attach(
+        model,
+        optimizer,
+        strategy,
+        num_steps=max(1, num_steps),
+        elastic=config.elastic,
+        apoptosis=apoptosis,
+    ) as link:
         yield Attached(model=model, optimizer=optimizer, link=link, replicas_agree=agree)

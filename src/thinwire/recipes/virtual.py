@@ -141,9 +141,10 @@ class VirtualTraining:
         self._given_s, self._bucket_bytes = cluster.compute_s, cluster.bucket_bytes
         self._compute_s = self._learners.measure() if cluster.compute_s is None else cluster.compute_s
         cluster = replace(cluster, compute_s=self._compute_s)  # events record the measured time
-        latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}
         self._session = Session(
-            Network(cluster.description, **latencies),
+            Network(
+                cluster.description, latency_s=cluster.latency_s, uplink_latency_s=cluster.uplink_latency_s
+            ),
             self._strategy,
             self._learners,
             ComputeModel.of(self._compute_s, bucket_bytes=cluster.bucket_bytes),

@@ -40,9 +40,14 @@ def work(
             # torch takes seconds to import: only now, when the others can see that this worker is up
             import torch.distributed as dist
 
+            from thinwire.recipes.elastic import train_elastic
             from thinwire.recipes.train import WorkerContext, train
 
             local_rank = int(environment.get("LOCAL_RANK", "0"))
+            if config.elastic:
+                recipe = registry.get(config.recipe)
+                train_elastic(recipe, config, rank, emit, failures, local_rank=local_rank)
+                return
             worker = WorkerContext(rank, world_size, local_rank, run / "checkpoints")
             trace = run / f"trace-worker-{rank}.json" if config.profile else None
             train(registry.get(config.recipe), config, worker, emit, failures, trace)
