@@ -29,6 +29,7 @@ from thinwire.hosts.description import Description, describe
 from thinwire.lab.control import Control
 from thinwire.lab.run import Job, run
 from thinwire.planner.cluster import Cluster
+from thinwire.planner.plan import links_of
 from thinwire.planner.predict import Planner
 from thinwire.planner.script import measure_script
 
@@ -73,7 +74,7 @@ def measure(rate: str, hosts: int, scripts: list[str], strategies: list[str]) ->
     cluster = examine(lab)
     for script in scripts:
         workload = measure_script(shlex.split(script), at_once=cluster.workers_per_machine)
-        planner = Planner(workload, cluster)
+        planner = Planner(workload, cluster, links_of(workload, strategies))
         for strategy in strategies:
             command = ("benchmarks.plan_scripts", "--inside", *shlex.split(script), "--strategy", strategy)
             outcome = run_in_lab(lab, *command, time_limit_s=300)

@@ -106,7 +106,7 @@ def state_with(**values: Any) -> AutoState:
 def test_a_pick_that_was_wrong_is_taken_back() -> None:
     strategy, steps_s = tw.AutoStrategy(), [1.0, *[0.0] * (len(OPTIONS) - 1)]
     state = state_with(pick=2, before=0, steps_s=steps_s, bit_per_s=1e8)
-    pick = strategy._choose(state, None, [0.1, 1.5, 1e-4, 1e-8])  # type: ignore[arg-type]  # no wire is used
+    pick = strategy._choose(state, None, [0.1, 0.0, 1.5, 1e-4, 1e-8])  # type: ignore[arg-type]  # no wire is used
     assert pick == 0
     assert state.banned[2]
 
@@ -125,9 +125,31 @@ def test_another_bandwidth_gives_every_option_a_new_chance(monkeypatch: pytest.M
 
     state = state_with(pick=0, banned=[False, False, True, False, False], bit_per_s=1e9)
     wire: Any = OnlySize()
-    assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.5, 1e-4, 1 / 9e8]) == 2
-    assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.5, 1e-4, 1 / 1e8]) == 2
+    assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.0, 0.5, 1e-4, 1 / 9e8]) == 2
+    assert tw.AutoStrategy()._choose(state, wire, [0.1, 0.0, 0.5, 1e-4, 1 / 1e8]) == 2
     assert seen == [[False, False, True, False, False], [False] * 5]
+
+
+@pytest.mark.parametrize(("measured_s", "pick"), [(0.112, 0), (0.13, 1)])
+def test_what_is_used_is_judged_by_the_clock(measured_s: float, pick: int) -> None:
+    """Exact SGD stays where both hide what they send, unless its own steps say something else."""
+    strategy = tw.AutoStrategy(accuracy_budget=0.5)
+    with_buckets: list[AutoState] = []
+
+    class Seen(tw.AutoStrategy):
+        def init(self, buckets: Sequence[Any], wire: tw.Wire) -> AutoState:
+            with_buckets.append(super().init(buckets, wire))
+            return with_buckets[-1]
+
+    step_times(
+        SHAPES, Network(describe(hosts=WORLD, rate="10gbit")), Seen(measure_steps=99), ComputeModel.of(0.1)
+    )
+
+    class OnlySize:
+        world_size = WORLD
+
+    wire: Any = OnlySize()
+    assert strategy._choose(with_buckets[0], wire, [0.1, 0.01, measured_s, 1e-4, 1e-10]) == pick
 
 
 @pytest.mark.parametrize("field", ["accuracy_budget", "measure_steps", "reconsider_every"])

@@ -23,6 +23,24 @@ while True:
     time.sleep(0.02)  # of the rest
     optimizer.step()
 """
+SLOW_OPTIMIZER = """
+import time, torch
+class Slow(torch.optim.SGD):
+    def step(self, closure=None):
+        loss = closure() if closure else None
+        time.sleep(0.03)
+        super().step()
+        return loss
+model = torch.nn.Linear(64, 10)
+optimizer = Slow(model.parameters(), lr=0.1)
+def closure():
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 64)).square().mean()
+    loss.backward()
+    return loss
+while True:
+    CALL
+"""
 
 
 def written(folder: Path, text: str) -> str:
@@ -38,6 +56,17 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     assert found.backward_s >= 0.02
     assert found.shares is not None
     assert len(found.shares) == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "apart"), [("closure(); optimizer.step()", True), ("optimizer.step(closure)", False)]
+)
+def test_the_optimizers_step_is_apart_unless_backward_is_in_it(
+    tmp_path: Path, call: str, apart: bool
+) -> None:
+    found = measure_script([written(tmp_path, SLOW_OPTIMIZER.replace("CALL", call))])
+    assert found.compute_s >= 0.03
+    assert found.optimizer_s >= 0.03 if apart else found.optimizer_s == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ MB = 1_000_000
 
 def network(**changes: object) -> Network:
     settings: dict[str, object] = {"hosts": 4, "rate": "80mbit", **changes}
-    latencies = {k: settings.pop(k) for k in ("latency_s", "uplink_latency_s") if k in settings}
+    latencies = {k: settings.pop(k) for k in ("latency_s", "uplink_latency_s", "segments") if k in settings}
     return Network(describe(**settings), **latencies)  # type: ignore[arg-type]
 
 
@@ -49,6 +49,15 @@ def test_uplinks_are_shared_by_what_leaves_a_site() -> None:
     assert net.transfer(0, 1, MB, 0.0)[1] == 0.1
     assert net.transfer(0, 2, MB, 0.0)[1] == pytest.approx(1.6)  # behind 0 -> 1 on the sender's card
     assert net.transfer(1, 3, MB, 0.0)[1] == pytest.approx(2.6)
+
+
+def test_in_a_ring_of_sums_the_second_segment_hides_what_it_can() -> None:
+    """Six messages of 20, 80 and 200 ms each, the segments half of it, and a latency of 50 ms."""
+    for seconds, waits in ((0.02, 5 * 0.04), (0.08, 5 * 0.01), (0.2, 0.0)):
+        what = Round(op="all_reduce", send_bytes=round(4 * seconds * 10 * MB))
+        for segments, hidden in ((1, 0.0), (2, 5 * 0.05 - waits)):
+            end_s = network(latency_s=0.05, segments=segments).collective(what, range(4), 0.0)
+            assert end_s == pytest.approx(6 * (seconds + 0.05) - hidden)
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,29 @@ def test_a_slow_wire_leaves_only_the_wire() -> None:
     assert timed(tw.AllReduce(overlap="forward"), rate="80mbit").exposed_s > 1.0
 
 
+def test_nothing_hides_behind_the_optimizer() -> None:
+    """What is sent after a step must be there before the next one begins."""
+    network = Network(describe(hosts=4, rate="800mbit"), latency_s=0.0)
+    whole_s = 8 * 1_000_000 / 1e8
+    for optimizer_s in (0.0, 0.03):
+        model = ComputeModel(
+            forward_s=0.02, backward_s=0.04, optimizer_s=optimizer_s, bucket_bytes=BUCKET_BYTES
+        )
+        silent = step_times(LAYERS, network, tw.Silent(), model)
+        assert silent.step_s == pytest.approx(0.06 + optimizer_s)
+        sends = step_times(LAYERS, network, Gossip(), model, steps=4)
+        assert sends.step_s == pytest.approx(whole_s + optimizer_s, rel=1e-6)
+    plain = timed(tw.AllReduce(overlap="forward"))
+    slower = step_times(
+        LAYERS,
+        Network(describe(hosts=4, rate="800mbit"), latency_s=0.0),
+        tw.AllReduce(overlap="forward"),
+        ComputeModel(forward_s=0.04, backward_s=0.08, optimizer_s=0.3, bucket_bytes=BUCKET_BYTES),
+        steps=4,
+    )
+    assert slower.step_s > max(plain.step_s, 0.42)
+
+
 def test_gossip_takes_as_long_with_many_as_with_few() -> None:
     few, many = timed(Gossip(), hosts=4), timed(Gossip(), hosts=32)
     assert many.step_s == pytest.approx(few.step_s)

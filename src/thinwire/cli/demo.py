@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from thinwire.cli import options
 from thinwire.cli.bench import carry_out
 from thinwire.cli.output import columns, note
 from thinwire.errors import UsageError
-from thinwire.events import Summary, read_events
+from thinwire.events import Progress, Summary, read_events
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.run import Job, run
@@ -32,18 +33,22 @@ LATENCY_S = 0.5e-3
 BUDGET = 0.5
 DOCTOR_S = 60.0
 ALONE = """
+from thinwire.recipes import registry
 from thinwire.recipes.config import resolve
-from thinwire.recipes.trial import load
+from thinwire.recipes.train import WorkerContext, train
 
-steps, _ = load(resolve({recipe!r}, "silent", workers=1, batch_size={batch!r}, device="cpu"))
-steps(1_000_000)
+given = dict(workers=1, epochs=100_000, batch_size={batch!r}, device="cpu")
+config = resolve({recipe!r}, "silent", **given)
+train(registry.get({recipe!r}), config, WorkerContext(0, 1), lambda event: None)
 """
 """A script that trains a recipe with one worker until it is ended."""
+FIRST_STEPS = 8
+"""Of a training: they start connections and load code, and are not timed."""
 
 
 def demo(out: options.Out = None) -> None:
     """Plan a training on four hosts joined by 200 Mbit/s, then train it there: was the plan right?"""
-    from thinwire.planner.plan import make_plan  # here, so that `--help` does not wait for torch
+    from thinwire.planner.plan import links_of, make_plan  # here, so that `--help` does not wait for torch
 
     [study] = DEMO.studies
     rate = format_rate(study.rate_bits_per_s)
@@ -53,7 +58,9 @@ def demo(out: options.Out = None) -> None:
     hosts = _examined(study)
     note(f"2. the plan: {study.recipe}, timed while {study.workers} workers compute at once")
     work = _timed(study)
-    plan = make_plan(work, hosts, [study.workers], strategies=[EXACT, "gossip-grad", *OTHERS], budget=BUDGET)
+    strategies = [EXACT, "gossip-grad", *OTHERS]
+    links = links_of(work, strategies)
+    plan = make_plan(work, hosts, [study.workers], strategies=strategies, budget=BUDGET, links=links)
     chosen = plan.recommendation.strategy or EXACT
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}
@@ -64,7 +71,7 @@ def demo(out: options.Out = None) -> None:
     folder = carry_out(DEMO, trained, out, prints=False)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
-    typer.echo(_sentence(chosen, predicted, found, losses[chosen]))
+    typer.echo(_sentence(chosen, predicted, found, losses[chosen], _num_tested(study)))
     page = folder / "report.html"
     typer.echo(f"The trainings, drawn: {page if page.exists() else folder}")
 
@@ -97,13 +104,24 @@ def _timed(study: Study) -> Workload:
     return replace(work, name=study.recipe, recipe=study.recipe)
 
 
+def _num_tested(study: Study) -> int:
+    """Samples that accuracy is measured on."""
+    from thinwire.recipes import registry
+
+    return len(registry.get(study.recipe).training().data(None).test)
+
+
 def _summary(run: Path) -> dict[str, Any] | None:
-    """Seconds per step and the metric of a run; None if it was not trained."""
-    summaries = [e.record for e in read_events(run) if isinstance(e.record, Summary)] if run.exists() else []
-    if not summaries or summaries[-1].value is None:
+    """Seconds per step after the first ones and the metric of a run; None if it was not trained."""
+    events = list(read_events(run)) if run.exists() else []
+    summaries = [e.record for e in events if isinstance(e.record, Summary)]
+    progress = [e.record for e in events if isinstance(e.record, Progress) and e.rank == 0]
+    begun = [each for each in progress if each.step >= FIRST_STEPS]
+    if not summaries or summaries[-1].value is None or len(begun) < 2:
         return None
-    last = summaries[-1]
-    return {"step_s": last.train_s / last.steps, "value": last.value, "metric": last.metric}
+    first, last = begun[0], begun[-1]
+    step_s = (last.train_s - first.train_s) / (last.step - first.step)
+    return {"step_s": step_s, "value": summaries[-1].value, "metric": summaries[-1].metric}
 
 
 def _table(trained: list[str], predicted: dict[str, float], found: dict[str, dict[str, Any] | None]) -> str:
@@ -125,16 +143,31 @@ def _sentence(
     predicted: dict[str, float],
     found: dict[str, dict[str, Any] | None],
     loss: Expected | None,
+    num_tested: int,
 ) -> str:
     own, base = found[chosen], found[BASELINE]
     if own is None or base is None:
         return f"\nThe planner said {as_ratio(predicted[BASELINE] / predicted[chosen])}; it was not measured."
     said, was = predicted[BASELINE] / predicted[chosen], base["step_s"] / own["step_s"]
-    expected = ""
-    if loss is not None and loss.high > 0:
-        expected = f"; from other trainings, {loss.text()} points less were to be expected"
+    speeds = (
+        f"The planner said that {chosen} is {as_ratio(said)} as fast as DDP here; it was {as_ratio(was)}."
+    )
+    return f"\n{speeds}\n{_accuracy(own, base, loss, num_tested)}"
+
+
+def _accuracy(own: dict[str, Any], base: dict[str, Any], loss: Expected | None, num_tested: int) -> str:
+    """What was lost, beside what one training may lose: the mean of others, and the chance of two tests."""
+    lost = 100 * (base["value"] - own["value"])
     values = [as_metric(each["metric"], each["value"]) for each in (own, base)]
+    than = "less" if lost >= 0 else "more"
+    words = f"Its accuracy is {values[0]}, that of DDP {values[1]}: {abs(lost):.1f} points {than}"
+    if loss is None:
+        return f"{words}."
+    right = base["value"]
+    chance = 2 * 100 * math.sqrt(2 * right * (1 - right) / num_tested)
+    margin = math.hypot(loss.high - loss.loss, chance)
+    low, high = loss.loss - margin, loss.loss + margin
     return (
-        f"\nThe planner said that {chosen} is {as_ratio(said)} as fast as DDP here; it was {as_ratio(was)}, "
-        f"with an accuracy of {values[0]} against {values[1]}{expected}."
+        f"{words}. Other trainings have lost {loss.loss:.1f} on average; of a single one with {num_tested} "
+        f"test samples {low:+.1f} to {high:+.1f} were to be expected."
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,7 @@ from thinwire.lab.nets import parse_net
 from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
+from thinwire.strategies import registry
 
 MOST_WORKERS = 10_000
 BUDGET = 1.0
@@ -88,25 +90,23 @@ def plan(
     sizes = _sizes(recipe, script, params, layers, compute, net)
     if sizes is not None and batch is not None:
         sizes = sizes.with_batch(batch)
-    if sizes is None and script is not None:
-        from thinwire.planner.script import measure_script
-
-        at_once = hosts.workers_per_machine  # in a lab all workers compute on one machine
-        times = f", {at_once} at once" if at_once > 1 else ""
-        note(f"{script}: running it for some steps on this machine, with one thread{times} ...")
-        sizes = measure_script(_words(script), at_once=at_once)
-        sizes = sizes if batch is None else replace(sizes, batch=batch)
     elif sizes is None:
-        assert recipe is not None
-        sizes = measured(recipe, batch, data, device)
+        for each in strategy or []:
+            registry.from_text(each)  # refused now, and not when everything has been measured
+        sizes = measured(recipe, batch, data, device) if recipe is not None else _run(script, batch, hosts)
+    links = None
+    if sizes.on_processor:
+        from thinwire.planner.plan import links_of
+
+        note("measuring what each strategy takes from the processor that computes ...")
+        links = links_of(sizes, strategy)
     wanted = ", ".join(strategy) if strategy else "all strategies"
     note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
-    with Beside(sizes, hosts, strategy, counts) as beside:
+    with Beside(sizes, hosts, strategy, counts, links) as beside:
         from thinwire.planner.plan import make_plan  # which imports torch
 
-        made = make_plan(
-            sizes, hosts, counts, strategies=strategy, budget=accuracy_budget, told=note, beside=beside
-        )
+        given = partial(make_plan, strategies=strategy, budget=accuracy_budget, links=links)
+        made = given(sizes, hosts, counts, told=note, beside=beside)
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
     if proposal is not None:
         from thinwire.report.plans import write_proposal
@@ -179,6 +179,22 @@ def _sizes(
     if compute is None:
         raise SettingError("--params needs --compute, the seconds of a step on one machine", hint=hint)
     return Workload.of_sizes(params, layers, parse_duration(compute, field="compute"))
+
+
+def _run(script: str | None, batch: int | None, hosts: Cluster) -> Workload:
+    """A script's model, with the times of some of its steps on this machine."""
+    from thinwire.planner.script import LIMIT_S, measure_script
+
+    assert script is not None
+    words = _words(script)
+    at_once = hosts.workers_per_machine  # in a lab all workers compute on one machine
+    times = f", {at_once} at once" if at_once > 1 else ""
+    note(
+        f"{script}: running it for some steps on this machine, with one thread{times}; "
+        f"given up after {LIMIT_S:.0f} s ..."
+    )
+    found = measure_script(words, at_once=at_once)
+    return found if batch is None else replace(found, batch=batch)
 
 
 def _words(script: str) -> list[str]:

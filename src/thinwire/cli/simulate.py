@@ -164,7 +164,9 @@ def _play_sizes(
     for description, (text, strategy) in product(hosts, built.items()):
         began_s, workers = time.monotonic(), len(description.hosts)
         note(f"{text}, {workers} workers, sizes alone ...")
-        network = Network(description, **latencies)
+        network = Network(
+            description, latency_s=latencies["latency_s"], uplink_latency_s=latencies["uplink_latency_s"]
+        )
         paced = step_times(shapes, network, strategy, model, steps=steps, jitter=jitter)
         row = {"workers": workers, "strategy": text, "net": net.name, **asdict(paced)}
         rows.append({**row, "wall_s": time.monotonic() - began_s})

@@ -17,6 +17,10 @@ WORKERS_PER_CORE = 16
 """Importing torch takes a core some seconds per worker: more of them take minutes to start."""
 MOST_PROCESSES = 1_024
 """Worker processes on one machine, insisted or not."""
+KEEPS_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(1 << 30)}
+"""Environment for workers that compute on a processor: the C library keeps what a step has freed for the
+next. Else it gives large tensors back to the system in every step, or not, as the heap happens to lie, and
+new pages took up to half of a step (digits-wide: 26 ms of the processor, 14 with this)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

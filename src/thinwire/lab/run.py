@@ -17,7 +17,7 @@ from typing import Any
 
 from thinwire.errors import ThinwireError, UsageError, check
 from thinwire.hosts.description import Description
-from thinwire.hosts.machine import check_open_files
+from thinwire.hosts.machine import KEEPS_MEMORY, check_open_files
 from thinwire.lab.network import Counters, run_tool, tool_environment
 
 FILES, FILES_PER_HOST = 64, 5
@@ -169,7 +169,7 @@ def run(job: Job) -> LabResult:
             [*command, sys.executable, "-P", "-m", "thinwire.lab.supervisor", str(theirs.fileno())],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**_ONE_THREAD, **tool_environment()},
+            env={**_ONE_THREAD, **KEEPS_MEMORY, **tool_environment()},
         )
     try:
         with suppress(OSError, EOFError):

@@ -48,7 +48,10 @@ class _Timer:
 
     began_s: float | None = None
     """When the last step had been made."""
+    reduced_s: float | None = None
+    """When the last bucket of the step under way was reduced."""
     compute_s: list[float] = field(default_factory=list)
+    optimizer_s: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
 
     def full(self, now_s: float) -> None:
@@ -59,13 +62,15 @@ class _Timer:
     def stepped(self, now_s: float) -> None:
         if self.began_s is not None:
             self.step_s.append(now_s - self.began_s)
-        self.began_s = now_s
+            if self.reduced_s is not None:
+                self.optimizer_s.append(now_s - self.reduced_s)
+        self.began_s, self.reduced_s = now_s, None
 
-    def read(self) -> tuple[float, float]:
-        """Medians of computing and of whole steps, and begin anew."""
-        compute_s, step_s = (median(each) if each else 0.0 for each in (self.compute_s, self.step_s))
-        self.compute_s, self.step_s, self.began_s = [], [], None
-        return compute_s, step_s
+    def read(self) -> list[float]:
+        """Medians of forward with backward, of the optimizer and of whole steps, and begin anew."""
+        found = [median(s) if s else 0.0 for s in (self.compute_s, self.optimizer_s, self.step_s)]
+        self.compute_s, self.optimizer_s, self.step_s, self.began_s = [], [], [], None
+        return found
 
 
 @dataclass(slots=True)
@@ -83,6 +88,8 @@ class AutoState:
     """Options that turned out to be slower than predicted on a wire like this."""
     steps_s: list[float] = field(default_factory=lambda: [0.0] * len(OPTIONS), metadata=SAME)
     """Seconds of a step as last measured; 0: not yet."""
+    optimizer_s: float = field(default=0.0, metadata=SAME)
+    """Seconds of the optimizer's step, as last measured where nothing lands before it."""
     bit_per_s: float = field(default=0.0, metadata=SAME)
     switches: int = field(default=0, metadata=SAME)
     timer: _Timer = field(default_factory=_Timer, init=False, repr=False)
@@ -143,6 +150,7 @@ class AutoStrategy(Strategy):
             option = _options()[0]
         if overrides(option, "reduce"):
             await option.reduce(bucket, state.states[_options().index(option)], wire)
+            state.timer.reduced_s = wire.now()
 
     async def mix(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
         if wire.world_size == 1:
@@ -181,9 +189,9 @@ class AutoStrategy(Strategy):
 
     async def _consider(self, state: AutoState, wire: Wire) -> None:
         """Measure, agree, and change the pick if another is better."""
-        compute_s, step_s = state.timer.read()
+        compute_s, optimizer_s, step_s = state.timer.read()
         hop_s, bit_per_s = await _probe(state.buckets, wire)
-        own = torch.tensor([compute_s, step_s, hop_s, 1 / bit_per_s], dtype=torch.float64)
+        own = torch.tensor([compute_s, optimizer_s, step_s, hop_s, 1 / bit_per_s], dtype=torch.float64)
         everyones = own.new_empty(wire.world_size * own.numel())
         await wire.all_gather(own, everyones)
         worst = everyones.view(wire.world_size, -1).amax(0).tolist()
@@ -192,12 +200,14 @@ class AutoStrategy(Strategy):
         self._switch(state, int(picked), tell=wire.rank == 0)
 
     def _choose(self, state: AutoState, wire: Wire, worst: Sequence[float]) -> int:
-        compute_s, step_s, hop_s, s_per_bit = worst
+        compute_s, optimizer_s, step_s, hop_s, s_per_bit = worst
         bit_per_s = min(max(1 / s_per_bit, LOWEST_BIT_PER_S), HIGHEST_BIT_PER_S)
         if state.bit_per_s and not 1 / CHANGED < bit_per_s / state.bit_per_s < CHANGED:
             state.banned = [False] * len(OPTIONS)
             state.steps_s = [0.0] * len(OPTIONS)
         state.bit_per_s, state.steps_s[state.pick] = bit_per_s, step_s
+        if not overrides(_options()[state.pick], "mix"):
+            state.optimizer_s = optimizer_s
         earlier_s = state.steps_s[state.before]
         if state.pick != state.before and earlier_s and step_s > WRONG * earlier_s:
             state.banned[state.pick] = state.pick != 0  # exact SGD is always there to go back to
@@ -207,13 +217,15 @@ class AutoStrategy(Strategy):
         return self._fastest(state, wire.world_size, compute_s, hop_s)
 
     def _fastest(self, state: AutoState, world_size: int, compute_s: float, hop_s: float) -> int:
-        """By the planner, among the options within the budget; the pick stays if none is clearly better."""
+        """Among the options within the budget, by the planner, and by the clock of what is used already; that
+        stays if none is clearly better."""
         planner = Planner(
             Workload(
                 name="this training",
                 shapes=tuple((bucket.num_parameters,) for bucket in reversed(state.buckets)),
                 forward_s=compute_s * FORWARD_SHARE,
                 backward_s=compute_s * (1 - FORWARD_SHARE),
+                optimizer_s=state.optimizer_s,
             ),
             Cluster(hosts=(ClusterHost(name="worker", rate_bit_per_s=state.bit_per_s),), latency_s=hop_s),
         )
@@ -222,6 +234,8 @@ class AutoStrategy(Strategy):
             for index, option in enumerate(_options())
             if not state.banned[index] and self._allowed(OPTIONS[index], option, state, world_size)
         }
+        if state.pick in times and state.steps_s[state.pick]:
+            times[state.pick] = state.steps_s[state.pick]
         best = min(times, key=lambda index: times[index])
         # exact SGD wins among equals, and so does what is used already
         for index in (0, state.pick):

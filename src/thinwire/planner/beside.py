@@ -16,6 +16,7 @@ from thinwire.hosts.machine import num_cores
 
 if TYPE_CHECKING:
     from thinwire.planner.cluster import Cluster
+    from thinwire.planner.link_work import LinkWorks
     from thinwire.planner.predict import Plays
     from thinwire.planner.workload import Workload
 
@@ -27,7 +28,12 @@ class Beside:
     """The second process; it ends with the block, whether it was asked for its plays or not."""
 
     def __init__(
-        self, workload: Workload, cluster: Cluster, texts: Sequence[str] | None, counts: Sequence[int]
+        self,
+        workload: Workload,
+        cluster: Cluster,
+        texts: Sequence[str] | None,
+        counts: Sequence[int],
+        links: LinkWorks | None = None,
     ) -> None:
         self._process: subprocess.Popen[bytes] | None = None
         if len(counts) <= FEW_COUNTS or num_cores() < 2:
@@ -40,7 +46,7 @@ class Beside:
             stderr=subprocess.DEVNULL,  # what it cannot play fails again in the first process, with a message
         )
         assert self._process.stdin is not None
-        pickle.dump((workload, cluster, texts, list(counts)), self._process.stdin)
+        pickle.dump((workload, cluster, texts, list(counts), links), self._process.stdin)
         self._process.stdin.close()
 
     def plays(self) -> Plays:
@@ -67,11 +73,11 @@ class Beside:
 
 def play_part(read: IO[bytes], write: IO[bytes]) -> None:
     """Play the second process's part of what it reads."""
-    workload, cluster, texts, counts = pickle.load(read)
+    workload, cluster, texts, counts, links = pickle.load(read)
     from thinwire.planner.plan import asked
     from thinwire.planner.predict import Planner, parts
 
-    planner = Planner(workload, cluster)
+    planner = Planner(workload, cluster, links)
     _, own = parts(planner.pairs(asked(texts), counts))
     planner.play_all(own)
     pickle.dump(planner.plays, write)

@@ -49,6 +49,8 @@ class Cluster:
     """Of one message between two hosts."""
     hop_s: float | None = None
     """Of one of the messages that follow each other in a collective; None: as `latency_s`."""
+    ring_segments: int = 2
+    """Of each message in a ring of sums: Gloo sends two, so that one hides the latency of the other."""
     uplink_bit_per_s: float | None = None
     uplink_latency_s: float = 0.0
     copy_bytes_per_s: float | None = None
@@ -57,6 +59,8 @@ class Cluster:
     """Gradients among which a worker finds the largest; None: that takes no time."""
     workers_per_machine: int = 1
     """Above 1 in a lab: its hosts share the processors of one machine."""
+    cores_per_worker: float | None = None
+    """Below 1 in a lab of more hosts than its machine has cores; None: enough for all that runs."""
     processor_s_per_byte: float = 0.0
     """What sending a byte, and receiving one meanwhile, takes from computing on the processor."""
     spread: float = STATED_SPREAD
@@ -73,9 +77,25 @@ class Cluster:
             speed = getattr(self, field)
             check(speed is None or 0 < speed < math.inf, field, "a positive number", speed)
         check_count("workers_per_machine", self.workers_per_machine, "workers")
+        check_count("ring_segments", self.ring_segments, "segments")
+        cores = self.cores_per_worker
+        check(cores is None or 0 < cores < math.inf, "cores_per_worker", "a positive number", cores)
         seconds = self.processor_s_per_byte
         check(0 <= seconds < 1, "processor_s_per_byte", "seconds, 0 or more and below 1", seconds)
         check(0 <= self.spread < 1, "spread", "0 or more and below 1", self.spread)
+
+    @property
+    def shared(self) -> float:
+        """What a processor second of the thread that trains takes, where workers share cores: 1 if they need
+        not."""
+        return max(1.0, 1 / self.cores_per_worker) if self.cores_per_worker else 1.0
+
+    @property
+    def shared_beside(self) -> float:
+        """What a processor second of other threads takes from training; 0 if there is a core for them."""
+        if self.cores_per_worker is None:
+            return 0.0
+        return self.shared * min(1.0, max(0.0, 2 - self.cores_per_worker))
 
     def describe(self, workers: int) -> Description:
         """So many hosts: the fastest, or where there are too few, all of them over and over."""
@@ -154,7 +174,7 @@ _TYPES: Mapping[str, Any] = {
     "hosts": [{"name": str, "rate_bit_per_s": float, "speed": float, "site": int}],
     "measured": str,
     **dict.fromkeys(("uplink_latency_s", "processor_s_per_byte", "spread"), float),
-    "workers_per_machine": int,
+    **dict.fromkeys(("workers_per_machine", "ring_segments"), int),
 }
 
 

@@ -14,7 +14,7 @@ import socket
 import statistics
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -41,6 +41,8 @@ from thinwire.planner.speeds import (
 
 MEET_S = 12.0
 """All workers must have come within this."""
+TRIES = 3
+"""Of every path, and of every worker's speed."""
 STORE_S = 4.0
 """A store that can be reached answers within this; another program that has the port never does."""
 
@@ -187,15 +189,16 @@ def _exchange(store: TCPStore, what: str, value: Any, rank: int, world_size: int
 def _measure_paths(
     store: TCPStore, listener: Listener, own: HostFacts, hosts: Sequence[HostFacts]
 ) -> tuple[HostPath, ...]:
-    """Every pair, some of them at a time; raises if two cannot reach each other."""
-    found, wrong = list[HostPath](), list[str]()
-    for number, meetings in enumerate(rounds(len(hosts))):
+    """Every pair several times, some of them at a time; raises if two cannot reach each other."""
+    found, wrong = defaultdict[tuple[int, int], list[HostPath]](list), list[str]()
+    # one try after the other, so that what disturbs one does not disturb all
+    for number, meetings in enumerate(list(rounds(len(hosts))) * TRIES):
         if own.rank in meetings:
             result = listener.meet(own, hosts[meetings[own.rank]])
             if isinstance(result, str):
                 wrong.append(result)
             elif result.ranks[0] == own.rank:
-                found.append(result)
+                found[result.ranks].append(result)
         said = _exchange(store, f"wrong/{number}", wrong, own.rank, len(hosts))
         if any(said):
             raise PeerLost(
@@ -203,7 +206,8 @@ def _measure_paths(
                 hint="hosts must reach each other on all ports, or on those of "
                 "/proc/sys/net/ipv4/ip_local_port_range: look at firewalls, and at GLOO_SOCKET_IFNAME",
             )
-    all_found = _exchange(store, "paths", [asdict(path) for path in found], own.rank, len(hosts))
+    whole = [asdict(HostPath.of(tries)) for tries in found.values()]
+    all_found = _exchange(store, "paths", whole, own.rank, len(hosts))
     paths = [HostPath(**{**path, "ranks": tuple(path["ranks"])}) for each in all_found for path in each]
     return tuple(sorted(paths, key=lambda path: path.ranks))
 
@@ -212,7 +216,9 @@ def _speeds(hosts: Sequence[HostFacts]) -> list[Speeds]:
     """Of every worker; those that share a machine take turns."""
     machine = hosts[dist.get_rank()].machine
     turns = max(sum(other.machine == host.machine for other in hosts) for host in hosts)
-    return gather_speeds([host.machine == machine for host in hosts], turns)
+    same = [host.machine == machine for host in hosts]
+    tries = [gather_speeds(same, turns) for _ in range(TRIES)]
+    return [Speeds.best(each) for each in zip(*tries, strict=True)]
 
 
 def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Sequence[Speeds]) -> Diagnosis:
@@ -241,6 +247,7 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
         for host in hosts
     ]
     uplink = _uplink(hosts, paths) if len(sites) > 1 else None
+    on_machine = Counter(host.machine for host in hosts)
     return Diagnosis(
         cluster=cluster_from(
             kept,
@@ -248,14 +255,15 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
             speeds,
             uplink_bit_per_s=uplink,
             processor_s_per_byte=processor_s_per_byte(slowest),
-            workers_per_machine=max(Counter(host.machine for host in hosts).values()),
+            workers_per_machine=max(on_machine.values()),
+            cores_per_worker=min(host.cores / on_machine[host.machine] for host in hosts),
         ),
         hosts=tuple(hosts),
         paths=tuple(paths),
         speeds=tuple(speeds),
         idle_bit_per_s=idle.bit_per_s,
         busy_bit_per_s=busy.bit_per_s,
-        findings=tuple(findings(hosts, paths, rates, relative, idle.bit_per_s, busy.bit_per_s)),
+        findings=tuple(findings(hosts, paths, relative, idle.bit_per_s, busy.bit_per_s)),
     )
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from thinwire.planner.probe import HostFacts, HostPath
 from thinwire.units import as_rate, as_seconds
 
 SLOW = 0.7
-"""A host counts as slow below this share of the median."""
+"""A host counts as slow if its best try is below this share of what others reach."""
 SKEW_S = 0.1
 """Clocks that differ by more make logs of several hosts hard to compare."""
+UNSTEADY = 0.7
+"""A path's tries vary if their median is below this share of the best."""
 STALLED = 0.8
 """Sending counts as slowed down by computing below this share of the idle rate."""
 
@@ -19,13 +21,12 @@ STALLED = 0.8
 def findings(
     hosts: Sequence[HostFacts],
     paths: Sequence[HostPath],
-    rates: Mapping[int, float],
     speeds: Sequence[float],
     idle_bit_per_s: float,
     busy_bit_per_s: float,
 ) -> list[str]:
-    """One sentence each; `rates` by rank, `speeds` in order of rank."""
-    found = [*_paths(hosts, paths, rates), *_workers(hosts, speeds), *_hosts(hosts, paths)]
+    """One sentence each; `speeds` in order of rank."""
+    found = [*_paths(hosts, paths), *_workers(hosts, speeds), *_hosts(hosts, paths)]
     if busy_bit_per_s < STALLED * idle_bit_per_s:
         rate, idle = as_rate(busy_bit_per_s), as_rate(idle_bit_per_s)
         words = f"sending slows down beside computing: {rate}, idle {idle}"
@@ -33,20 +34,38 @@ def findings(
     return found
 
 
-def _paths(
-    hosts: Sequence[HostFacts], paths: Sequence[HostPath], rates: Mapping[int, float]
-) -> Iterator[str]:
-    usual = statistics.median_high(rates.values())
-    slow = {rank for rank, rate in rates.items() if rate < SLOW * usual}
+def _paths(hosts: Sequence[HostFacts], paths: Sequence[HostPath]) -> Iterator[str]:
+    best = {host.rank: statistics.median(_of(paths, host.rank, "best_bit_per_s")) for host in hosts}
+    usual = statistics.median_high(best.values())
+    slow = {rank for rank, rate in best.items() if rate < SLOW * usual}
     for rank in sorted(slow):
-        host, rate = hosts[rank], as_rate(float(f"{rates[rank]:.3g}"))
-        words = f"{host.name} ({host.interface}) sends and receives {rate}, others {as_rate(usual)}"
+        host, rates = hosts[rank], _of(paths, rank, "bit_per_s")
+        rate, most = (_short(statistics.median(rates)), _short(best[rank]))
+        own = f"{host.name} ({host.interface}) sends and receives {rate} (at best {most})"
+        words = f"{own}, others {_short(usual)}"
         yield f"slow path: {words}: look at its cable, port, or interface"
     for path in paths:
-        least = min(rates[rank] for rank in path.ranks)
-        if path.bit_per_s < SLOW * least and not slow & set(path.ranks):
+        least = min(best[rank] for rank in path.ranks)
+        steady = path.bit_per_s >= UNSTEADY * path.best_bit_per_s
+        if steady and path.best_bit_per_s < SLOW * least and not slow & set(path.ranks):
             names = " and ".join(hosts[rank].name for rank in path.ranks)
-            yield f"slow path: {names} reach {as_rate(float(f'{path.bit_per_s:.3g}'))} with each other"
+            yield f"slow path: {names} reach {_short(path.bit_per_s)} with each other"
+    unsteady = [path for path in paths if path.bit_per_s < UNSTEADY * path.best_bit_per_s]
+    if unsteady:
+        worst = min(unsteady, key=lambda path: path.bit_per_s / path.best_bit_per_s)
+        names = " and ".join(hosts[rank].name for rank in worst.ranks)
+        reached = f"{_short(worst.bit_per_s)} in the middle and {_short(worst.best_bit_per_s)} at best"
+        words = f"{len(unsteady)} of {len(paths)} paths vary, most between {names}: {reached}"
+        yield f"unsteady: {words}; does something else use the hosts or the network? then measure again"
+
+
+def _of(paths: Sequence[HostPath], rank: int, field: str) -> list[float]:
+    """A number of each path of a host."""
+    return [getattr(path, field) for path in paths if rank in path.ranks]
+
+
+def _short(bit_per_s: float) -> str:
+    return as_rate(float(f"{bit_per_s:.3g}"))
 
 
 def _workers(hosts: Sequence[HostFacts], speeds: Sequence[float]) -> Iterator[str]:

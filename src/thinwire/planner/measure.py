@@ -1,7 +1,8 @@
-"""Measures the steps of any torch training loop as it is: forward, backward, and when each gradient comes.
+"""Measures the steps of any torch training loop as it is: forward, backward, when each gradient comes, and
+the optimizer's step.
 
 A recorder looks on from torch's own hooks: around `torch.autograd.backward`, where a gradient is complete,
-and after an optimizer's step. The loop is not changed, and its numbers are the same.
+and around an optimizer's step. The loop is not changed, and its numbers are the same.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_post_hook
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from thinwire.errors import UsageError
 from thinwire.planner.workload import FORWARD_SHARE, Workload
@@ -31,6 +32,8 @@ STEPS = 10
 class _Step:
     """One step, by the clock."""
 
+    began_s: float
+    """The optimizer's own part."""
     ended_s: float
     backward_s: float | None
     """When its last backward began; None: there was none that torch runs."""
@@ -48,6 +51,7 @@ class StepRecorder:
     _optimizer: Optimizer | None = None
     _steps: list[_Step] = field(default_factory=list)
     _backward_s: float | None = None
+    _began_s: float = 0.0
     _arrivals: dict[int, float] = field(default_factory=dict)
     _handles: list[Any] = field(default_factory=list)
 
@@ -64,13 +68,16 @@ class StepRecorder:
             self._backward_s = _now()
             plain(*args, **kwargs)
 
-        handle = register_optimizer_step_post_hook(self._stepped)
+        def steps(optimizer: Optimizer, args: object, kwargs: object) -> None:
+            self._began_s = _now()
+
+        handles = [register_optimizer_step_pre_hook(steps), register_optimizer_step_post_hook(self._stepped)]
         torch.autograd.backward = backward
         try:
             yield self
         finally:
             torch.autograd.backward = plain
-            for each in (handle, *self._handles):
+            for each in (*handles, *self._handles):
                 each.remove()
             self._handles.clear()
 
@@ -84,7 +91,7 @@ class StepRecorder:
                     self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
         elif optimizer is not self._optimizer:
             return  # a second model; the first one's steps are what is timed
-        self._steps.append(_Step(_now(), self._backward_s, self._arrivals))
+        self._steps.append(_Step(self._began_s, _now(), self._backward_s, self._arrivals))
         self._backward_s, self._arrivals = None, {}
         if self.timed is not None and self.num_steps == WARM_UP + STEPS + 1:
             self.timed()
@@ -108,6 +115,9 @@ class StepRecorder:
             forward_s = min(_low_quartile([at - ended_s for ended_s, at in begun]), whole_s)
         else:
             forward_s = whole_s * FORWARD_SHARE
+        optimizer_s = 0.0
+        if all(a.backward_s is None or a.backward_s <= a.began_s for _, a in pairs):  # not in a closure
+            optimizer_s = min(_low_quartile([a.ended_s - a.began_s for _, a in pairs]), whole_s - forward_s)
         used = [i for i in range(len(self.parameters)) if any(i in step.arrivals for step in timed)]
         used = used or list(range(len(self.parameters)))
         return Workload(
@@ -115,7 +125,8 @@ class StepRecorder:
             shapes=tuple(tuple(self.parameters[i].shape) for i in used),
             shares=_shares([step for step in timed if step.backward_s is not None], used),
             forward_s=forward_s,
-            backward_s=whole_s - forward_s,
+            backward_s=whole_s - forward_s - optimizer_s,
+            optimizer_s=optimizer_s,
             batch=batch,
             on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )

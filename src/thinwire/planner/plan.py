@@ -8,9 +8,11 @@ from typing import Any
 
 from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster
-from thinwire.planner.predict import CANDIDATES, CEILING, Planner, Prediction, parts
+from thinwire.planner.link_work import LinkWorks, measure_links
+from thinwire.planner.predict import CANDIDATES, CEILING, Planner, Prediction, parts, settled
 from thinwire.planner.recommend import BUDGET, Balance, Recommendation, balances, best_of, recommend
 from thinwire.planner.workload import Workload
+from thinwire.strategies import registry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +60,15 @@ def asked(strategies: Sequence[str] | None) -> list[str]:
     return list(dict.fromkeys([CEILING, *(CANDIDATES if strategies is None else strategies)]))
 
 
+def links_of(workload: Workload, strategies: Sequence[str] | None = None) -> LinkWorks:
+    """Measure what the links of strategies take from the processor that the workload computes on; nothing
+    where it computes elsewhere."""
+    if not workload.on_processor:
+        return {}
+    played = [settled(registry.from_text(text)) for text in asked(strategies) if text != CEILING]
+    return measure_links(workload.shapes, played)
+
+
 def make_plan(
     workload: Workload,
     cluster: Cluster,
@@ -66,13 +77,15 @@ def make_plan(
     strategies: Sequence[str] | None = None,
     budget: float = BUDGET,
     told: Callable[[str], object] = lambda words: None,
+    links: LinkWorks | None = None,
     beside: Beside | None = None,
 ) -> Plan:
     """Predict all strategies (the usual ones, or those asked for) with all numbers of workers.
 
-    `beside` is a second process that was started for the same plan.
+    `links`: what links take from the processor that the workload computes on; `beside`: a second process that
+    was started for the same plan.
     """
-    planner, texts = Planner(workload, cluster), asked(strategies)
+    planner, texts = Planner(workload, cluster, links), asked(strategies)
     pairs = planner.pairs(texts, counts)  # all settings are checked before the first is played
     planner.play_all(pairs if beside is None else parts(pairs)[0])
     found = balances(planner, [workers for workers in counts if workers > 1])

@@ -14,6 +14,7 @@ from typing import Any, cast
 from thinwire.errors import SettingError
 from thinwire.planner.accuracy import Expected, expected
 from thinwire.planner.cluster import Cluster
+from thinwire.planner.link_work import LinkWorks
 from thinwire.planner.workload import Workload
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
@@ -104,8 +105,9 @@ def parts(
 class Planner:
     """Plays one workload on one cluster."""
 
-    def __init__(self, workload: Workload, cluster: Cluster) -> None:
-        self.workload, self.cluster = workload, cluster
+    def __init__(self, workload: Workload, cluster: Cluster, links: LinkWorks | None = None) -> None:
+        """`links`: what links take from the processor that the workload computes on, where that is known."""
+        self.workload, self.cluster, self.links = workload, cluster, links or {}
         self._in_kinds = cluster.in_kinds()
         self._networks: dict[int, Network] = {}
         self.plays: Plays = {}
@@ -133,13 +135,17 @@ class Planner:
         return list(dict.fromkeys(found))
 
     def _play(self, strategy: Strategy, workers: int) -> StepTimes:
-        if not self.workload.on_processor or not self._in_kinds.processor_s_per_byte:
-            return self._play_for(self.workload, strategy, workers)
-        timed = self._play_for(self.workload, strategy, workers)
-        taken_s = self._in_kinds.processor_s_per_byte * self._hidden_bytes(timed, workers)
-        if not taken_s:
+        work, cluster, link = self.workload, self._in_kinds, self.links.get(strategy)
+        if not work.on_processor or workers == 1:
+            return self._play_for(work, strategy, workers)
+        if link is not None:  # before what it sends, and after what it receives: like the optimizer's step
+            taken_s = cluster.shared * link.training_s + cluster.shared_beside * link.beside_s
+            work = replace(work, optimizer_s=work.optimizer_s + taken_s)
+        timed = self._play_for(work, strategy, workers)
+        sending_s = cluster.processor_s_per_byte * self._hidden_bytes(timed, workers)
+        if not sending_s:
             return timed
-        return self._play_for(self.workload.times(1 + taken_s / self.workload.compute_s), strategy, workers)
+        return self._play_for(work.slowed(1 + sending_s / work.compute_s), strategy, workers)
 
     def _hidden_bytes(self, timed: StepTimes, workers: int) -> float:
         """Bytes of a step that travel while its worker computes: where it waits, its processor rests."""
@@ -148,12 +154,12 @@ class Planner:
         return timed.sent_bytes * max(0.0, 1 - timed.exposed_s / sending_s) if sending_s else 0.0
 
     def _play_for(self, workload: Workload, strategy: Strategy, workers: int) -> StepTimes:
-        cluster = self._in_kinds
         model = ComputeModel(
             forward_s=workload.forward_s,
             backward_s=workload.backward_s,
+            optimizer_s=workload.optimizer_s,
             shares=workload.shares,
-            copy_s=0.0 if cluster.copy_bytes_per_s is None else 1 / cluster.copy_bytes_per_s,
+            copy_s=self._copy_s(strategy),
             select_s=self._select_s(strategy),
         )
         return step_times(workload.shapes, self.network(workers), strategy, model, steps=2)
@@ -162,13 +168,18 @@ class Planner:
         """The network of so many hosts; made once."""
         if workers not in self._networks:
             cluster = self._in_kinds
-            latencies = {"latency_s": cluster.latency_s, "uplink_latency_s": cluster.uplink_latency_s}
-            self._networks[workers] = Network(cluster.describe(workers), hop_s=cluster.hop_s, **latencies)
+            self._networks[workers] = Network(
+                cluster.describe(workers),
+                latency_s=cluster.latency_s,
+                uplink_latency_s=cluster.uplink_latency_s,
+                hop_s=cluster.hop_s,
+                segments=cluster.ring_segments,
+            )
         return self._networks[workers]
 
     def scaled(self, times: float) -> Planner:
         """The same with so many times the batch per worker."""
-        other = Planner(self.workload.times(times), self.cluster)
+        other = Planner(self.workload.times(times), self.cluster, self.links)
         other._networks = self._networks
         return other
 
@@ -177,10 +188,17 @@ class Planner:
         slowest = min(host.speed for host in self.network(workers).description.hosts)
         return self.workload.compute_s / slowest
 
+    def _copy_s(self, strategy: Strategy) -> float:
+        speed = self._in_kinds.copy_bytes_per_s
+        return 0.0 if speed is None or strategy in self.links else 1 / speed  # else it is counted there
+
     def _select_s(self, strategy: Strategy) -> float:
         speed = self._in_kinds.select_numbers_per_s
         itemsize = 4
-        return 0.0 if speed is None or not isinstance(strategy, SparseStrategy) else 1 / (itemsize * speed)
+        if speed is None or not isinstance(strategy, SparseStrategy):
+            return 0.0
+        counted = min(1.0, self._in_kinds.shared_beside) if strategy in self.links else 0.0
+        return (1 - counted) / (itemsize * speed)
 
     def predict(self, text: str, workers: int) -> Prediction:
         """One strategy, as written on a command line, with so many workers."""

@@ -11,16 +11,19 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from statistics import median
+
+from thinwire.hosts.machine import num_cores
 
 CONNECT_S = 4.0
 """A host on the same network answers within milliseconds."""
 PINGS = 20
-WARM_S, TIMED_S = 0.1, 0.4
+WARM_S, TIMED_S = 0.1, 0.2
 CHUNK = 1 << 16
 _STAMP = struct.Struct("!d")
 
@@ -40,6 +43,8 @@ class HostFacts:
     python: str
     torch: str
     thinwire: str
+    cores: int = 1
+    """That its worker may use."""
     site: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -54,9 +59,18 @@ class HostPath:
     latency_s: float
     """Half of a round trip."""
     bit_per_s: float
-    """In each direction, both at once, of the slower one."""
+    """In each direction, both at once, of the slower one; the median of several tries."""
     skew_s: float
     """The clock of the second minus that of the first."""
+    best_bit_per_s: float
+    """Of the best try: other programs can only make a path slower."""
+
+    @staticmethod
+    def of(tries: Sequence[HostPath]) -> HostPath:
+        """What several tries on one path say together."""
+        quickest = min(tries, key=lambda path: path.latency_s)  # it says most about latency and clocks
+        rates = [path.bit_per_s for path in tries]
+        return replace(quickest, bit_per_s=median(rates), best_bit_per_s=max(rates))
 
 
 def facts(rank: int, master: tuple[str, int], port: int) -> HostFacts:
@@ -74,6 +88,7 @@ def facts(rank: int, master: tuple[str, int], port: int) -> HostFacts:
         python=platform.python_version(),
         torch=_version("torch"),
         thinwire=_version("thinwire"),
+        cores=num_cores(),
         site=os.environ.get("THINWIRE_SITE", ""),
     )
 
@@ -154,7 +169,8 @@ class Listener:
             except (TimeoutError, OSError, ConnectionError) as error:
                 return f"the path from {own.name} to {peer.name} broke while it was measured: {error}"
         ranks = (own.rank, peer.rank) if first else (peer.rank, own.rank)
-        return HostPath(ranks=ranks, latency_s=latency_s, bit_per_s=bit_per_s, skew_s=skew_s)
+        rates = {"bit_per_s": bit_per_s, "best_bit_per_s": bit_per_s}
+        return HostPath(ranks=ranks, latency_s=latency_s, skew_s=skew_s, **rates)
 
     def close(self) -> None:
         self._server.close()

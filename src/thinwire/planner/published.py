@@ -55,7 +55,8 @@ class Paper:
 
 
 def _hosts(bit_per_s: float, latency_s: float) -> Cluster:
-    return Cluster(hosts=(ClusterHost(name="node", rate_bit_per_s=bit_per_s),), latency_s=latency_s)
+    hosts = (ClusterHost(name="node", rate_bit_per_s=bit_per_s),)
+    return Cluster(hosts=hosts, latency_s=latency_s, ring_segments=1)  # as in the papers' formulas
 
 
 # -- gTop-k ---------------------------------------------------------------------------------------------

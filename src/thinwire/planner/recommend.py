@@ -163,7 +163,8 @@ def balance(planner: Planner, workers: int, *, near: float | None = None) -> Bal
 
     def waits(times: float) -> float:
         """What a step waits for the wire with such a batch, in steps' computing times of the workload."""
-        return planner.scaled(times).play(strategy, workers).step_s / own_s - times
+        scaled = planner.scaled(times)
+        return (scaled.play(strategy, workers).step_s - scaled.ceiling_s(workers)) / own_s
 
     if near is None:  # a step with next to nothing to hide behind is as long as its sending
         near = waits(LEAST_TIMES)
@@ -175,7 +176,7 @@ def balance(planner: Planner, workers: int, *, near: float | None = None) -> Bal
         workers=workers,
         times=times,
         batch=None if batch is None else max(1, math.ceil(batch * times)),
-        compute_s=planner.workload.compute_s * times,
+        compute_s=planner.workload.times(times).compute_s,
     )
 
 

@@ -20,7 +20,8 @@ class Workload:
     shapes: tuple[Shape, ...]
     forward_s: float
     backward_s: float
-    """The optimizer's step included."""
+    optimizer_s: float = 0.0
+    """Its step; 0 where that is counted with backward."""
     shares: tuple[float, ...] | None = None
     """Each parameter's part of the computing time; None: its part of all numbers."""
     batch: int | None = None
@@ -34,7 +35,8 @@ class Workload:
 
     def __post_init__(self) -> None:
         check(bool(self.shapes), "model", "one with trainable parameters", "none")
-        for field, seconds in (("forward", self.forward_s), ("backward", self.backward_s)):
+        parts = (("forward", self.forward_s), ("backward", self.backward_s), ("optimizer", self.optimizer_s))
+        for field, seconds in parts:
             check(0 <= seconds <= LONGEST_S, field, f"0 to {LONGEST_S:g} seconds", seconds)
         check(self.compute_s > 0, "compute", "above 0 seconds", self.compute_s)
         if self.batch is not None:
@@ -42,20 +44,24 @@ class Workload:
 
     @property
     def compute_s(self) -> float:
-        return self.forward_s + self.backward_s
+        return self.forward_s + self.backward_s + self.optimizer_s
 
     @property
     def num_params(self) -> int:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def times(self, factor: float) -> Workload:
-        """The same model with so many times the samples per worker, and the computing time."""
+        """The same model with so many times the samples per worker, and the time of forward and backward."""
         batch = None if self.batch is None else max(1, round(self.batch * factor))
         forward_s, backward_s = self.forward_s * factor, self.backward_s * factor
         return replace(self, batch=batch, forward_s=forward_s, backward_s=backward_s)
 
+    def slowed(self, factor: float) -> Workload:
+        """The same with everything so many times as long."""
+        return replace(self.times(factor), batch=self.batch, optimizer_s=self.optimizer_s * factor)
+
     def with_batch(self, batch: int) -> Workload:
-        """The same model with another batch per worker; the computing time is proportional to it."""
+        """The same model with another batch per worker; forward and backward take time in proportion."""
         check_count("batch", batch, "samples")
         return replace(self, batch=batch) if self.batch is None else self.times(batch / self.batch)
 

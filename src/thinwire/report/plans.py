@@ -11,7 +11,7 @@ from thinwire.report import drawing
 from thinwire.report.drawing import COLOURS, INK, Plot
 from thinwire.report.page import STYLE, save, section
 from thinwire.report.tables import Html, tag
-from thinwire.units import as_bytes, as_percent, as_ratio, as_seconds
+from thinwire.units import as_bytes, as_percent, as_rate, as_ratio, as_seconds
 
 MOST_LINES = 6
 
@@ -142,14 +142,14 @@ def _page(plan: Mapping[str, Any], drawn: Html) -> Html:
 
 def _facts(plan: Mapping[str, Any]) -> list[Html]:
     work, cluster = plan["workload"], plan["cluster"]
-    rates = sorted({host["rate_bit_per_s"] for host in cluster["hosts"]})
+    rates = [host["rate_bit_per_s"] for host in cluster["hosts"]]
+    shown = dict.fromkeys(as_rate(float(f"{rate:.3g}")) for rate in (min(rates), max(rates)))
     facts = {
         "model": f"{work['num_params']:,} parameters",
-        "computing per step and worker": as_seconds(work["compute_s"]),
-        "network": f"{rates[0] / 1e6:,.0f} to {rates[-1] / 1e6:,.0f} Mbit/s per host, latency "
-        f"{as_seconds(cluster['latency_s'])}",
+        "computing": f"{as_seconds(work['compute_s'])} per step and worker",
+        "network": f"{' to '.join(shown)} per host, latency {as_seconds(cluster['latency_s'])}",
         "known from": cluster["measured"] or "what was stated; not measured",
-        "recommended": chosen if (chosen := plan["recommendation"]["strategy"]) else "one machine",
+        "advice": chosen if (chosen := plan["recommendation"]["strategy"]) else "one machine",
     }
     return [tag("div", tag("dt", name), tag("dd", value)) for name, value in facts.items()]
 
@@ -159,7 +159,7 @@ def _table(plan: Mapping[str, Any]) -> Html:
     names = list(dict.fromkeys([chosen, "all-reduce"]))
     head = tag("tr", *(tag("th", word) for word in _COLUMNS))
     rows = [
-        tag("tr", *(tag("td", cell) for cell in _cells(p)))
+        tag("tr", tag("th", name), *(tag("td", cell) for cell in _cells(p)))
         for name in names
         for p in plan["predictions"]
         if p["strategy"] == name
@@ -180,9 +180,15 @@ _COLUMNS = (
 
 def _cells(p: Mapping[str, Any]) -> list[str]:
     between = f"{p['step_s']:.3g} ({p['low_s']:.3g} to {p['high_s']:.3g})"
-    loss = "not measured" if p["loss"] is None else f"{p['loss']['loss']:.1f}"
+    loss = "not measured" if p["loss"] is None else _points(p["loss"])
     speeds = [as_percent(round(p["efficiency"], 2)), as_ratio(p["speedup"])]
-    return [p["strategy"], f"{p['workers']:,}", between, *speeds, as_bytes(p["sent_bytes"]), loss]
+    return [f"{p['workers']:,}", between, *speeds, as_bytes(p["sent_bytes"]), loss]
+
+
+def _points(loss: Mapping[str, Any]) -> str:
+    if loss["low"] == loss["high"] == 0:
+        return "exact"
+    return f"{loss['loss']:.1f} ({loss['low']:+.1f} to {loss['high']:+.1f})"
 
 
 def _caveats(plan: Mapping[str, Any]) -> list[Html]:

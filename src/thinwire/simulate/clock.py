@@ -118,7 +118,8 @@ class ComputeModel:
 
     forward_s: float
     backward_s: float
-    """The optimizer's step included."""
+    optimizer_s: float = 0.0
+    """Its step, after backward: gradients must be there before it, and parameters leave after it."""
     shares: tuple[float, ...] | None = None
     """Each trainable parameter's part of the computing time; None: its part of all parameters."""
     bucket_bytes: int | None = None
@@ -132,7 +133,8 @@ class ComputeModel:
     """Whether one worker acts for all others of its speed; only with sizes."""
 
     def __post_init__(self) -> None:
-        for name, seconds in (("forward", self.forward_s), ("backward", self.backward_s)):
+        parts = (("forward", self.forward_s), ("backward", self.backward_s), ("optimizer", self.optimizer_s))
+        for name, seconds in parts:
             check(0 <= seconds < math.inf, name, "seconds, 0 or more", seconds)
 
     @staticmethod

@@ -8,7 +8,8 @@ of them at once and ends when the slowest has served it, plus the latency of the
 A collective begins when its last worker has come. It loads every card with the bytes that
 `traffic.Round` states for the worker (a ring for sums and gathers, a binomial tree for broadcasts), and
 every uplink with what crosses it; it ends for all when the last of these has served, plus one latency for
-each message that has to wait for another.
+each message that has to wait for another. Where messages of a ring of sums have two segments, as in Gloo, one
+waits for its latency while the other is sent, so that only the rest of a latency is waited for.
 """
 
 from __future__ import annotations
@@ -49,12 +50,14 @@ class Network:
         latency_s: float = 0.0,
         uplink_latency_s: float = 0.0,
         hop_s: float | None = None,
+        segments: int = 1,
     ) -> None:
+        """`segments`: of each message in a ring of sums; two in Gloo."""
         hop_s = latency_s if hop_s is None else hop_s
         times = {"latency": latency_s, "uplink latency": uplink_latency_s, "hop of a collective": hop_s}
         for field, seconds in times.items():
             check(0 <= seconds < math.inf, field, "seconds, 0 or more", seconds)
-        self.description = description
+        self.description, self._segments = description, segments
         self._latency_s, self._uplink_latency_s, self._hop_s = latency_s, uplink_latency_s, hop_s
         self._site = [host.site for host in description.hosts]
         rates = [host.rate_bit_per_s for host in description.hosts]
@@ -132,7 +135,13 @@ class Network:
                 loads += [(self._up[site], num_bytes), (self._down[site], num_bytes)]
         end_s = max(direction.serve(now_s, num_bytes)[1] for direction, num_bytes in loads)
         # Messages that follow one another are as many as one worker sends, in a tree the one it starts from.
-        return end_s + what.traffic(what.source, world_size).messages * latency_s
+        messages = what.traffic(what.source, world_size).messages
+        waited_s = messages * latency_s
+        if what.op == "all_reduce" and messages and self._segments > 1:
+            slowest = min(direction.bytes_per_s for direction, _ in loads)
+            segment_s = what.send_bytes / world_size / self._segments / slowest
+            waited_s -= (messages - 1) * min(latency_s, segment_s)
+        return end_s + waited_s
 
     def _crossing(self, what: Round, members: Sequence[int]) -> dict[int, float]:
         """Bytes that leave, and that enter, each site: of a ring in order of rank, or of all pairs."""

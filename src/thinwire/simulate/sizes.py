@@ -138,11 +138,14 @@ def _play(
     marks: Sequence[int],
     *,
     jitter: float = 0.0,
+    make_optimizer: MakeOptimizer = _still,
 ) -> _Simulation:
     collects = gc.isenabled()
     gc.disable()  # it would go through thousands of workers over and over
     try:
-        return _Simulation(shapes, network, strategy, model, marks, jitter=jitter)
+        return _Simulation(
+            shapes, network, strategy, model, marks, jitter=jitter, make_optimizer=make_optimizer
+        )
     finally:
         if collects:
             gc.enable()
@@ -175,11 +178,12 @@ def step_ends(
     strategy: Strategy,
     model: ComputeModel,
     steps: Sequence[int],
+    make_optimizer: MakeOptimizer = _still,
 ) -> list[float]:
     """When each of these steps ends, in seconds from the start of training; `steps` ascend.
 
     Played are the steps in which the strategy still changes what it does (a warm-up, say), and some periods
-    after them, whose pace the later ones keep.
+    after them, whose pace the later ones keep. `make_optimizer` is as for `traffic`.
     """
     check(bool(steps) and steps[0] >= 1, "steps", "some, from 1 on", list(steps))
     window = -(-_WINDOW // strategy.period) * strategy.period
@@ -187,7 +191,7 @@ def step_ends(
     played = min(steps[-1], regular_from + window)
     marks = sorted({regular_from, played, *(step for step in steps if step < played)} - {0})
     marks = [mark for mark in marks if mark <= played]
-    simulation = _play(shapes, network, strategy, model, marks)
+    simulation = _play(shapes, network, strategy, model, marks, make_optimizer=make_optimizer)
     ended = {step: mark["ended_s"] for step, mark in simulation.marks.items()}
     step_s = (ended[played] - ended[regular_from]) / window if played == regular_from + window else 0.0
     return [ended[step] if step <= played else ended[played] + (step - played) * step_s for step in steps]

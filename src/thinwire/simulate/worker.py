@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from thinwire.engine.attach import cut
 from thinwire.engine.buckets import TrainingContext
 from thinwire.engine.core import Core, Order
+from thinwire.engine.cut import cut
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.reducer import BackwardReducer
@@ -153,10 +153,12 @@ class VirtualWorker:
         self._slowdown = self._pace.draw()
         forward_s, over = self._model.forward_s * self._slowdown, 0.0
         if isinstance(self._reducer, ForwardReducer):
+            optimizer_s = self._model.optimizer_s * self._slowdown / sum(self._bytes)
             for bucket, share in self._needs:
                 await self._clock.sleep((share - over) * forward_s)
                 over = share
                 await self._await_all(self._reducer.needing([bucket]))
+                await self._clock.sleep(optimizer_s * self._bytes[bucket])
         self._learner.ask()
         await self._clock.sleep((1 - over) * forward_s)
         return True
@@ -204,6 +206,8 @@ class VirtualWorker:
             await self._await_all(self._reducer.reducing())
             self.core.clip_grad_norm(self._learner.clip_norm)
         await self._await_all(self.core.before_step())
+        if self._model.optimizer_s and not isinstance(self._reducer, ForwardReducer):
+            await self._clock.sleep(self._model.optimizer_s * self._slowdown)
         self._learner.step()
         await self._await_all(self.core.after_step())
         self._learner.stepped()
