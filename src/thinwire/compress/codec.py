@@ -20,6 +20,8 @@ CHUNK = 256
 """Numbers of which the largest are sent; an index within them is one byte."""
 FEW = 32
 """Numbers of a chunk up to which looking for the weakest of those found so far is faster than a sort."""
+WIDER = 3
+"""A sum has more numbers that matter than each of its terms: so many times as many are sent, at most."""
 _COMPILED = (torch.float32, torch.float64)
 _LARGEST = 127
 
@@ -35,6 +37,9 @@ class Codec(Protocol):
 
     def decode(self, messages: Tensor, like: Tensor) -> Tensor:
         """The rows in messages, each as long and of the same dtype as the row `like`."""
+
+    def of_sum(self, num_terms: int) -> Codec:
+        """The codec for a sum of so many rows that were encoded by this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,9 @@ class Dense:
 
     def decode(self, messages: Tensor, like: Tensor) -> Tensor:
         return torch.stack([payloads.decode(message, self.payload, like) for message in messages])
+
+    def of_sum(self, num_terms: int) -> Codec:
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +113,9 @@ class Largest:
             values = codes.reshape(shape).to(like.dtype).mul_(scales.to(like.dtype)[..., None])
             rows.scatter_(2, places.reshape(shape).long(), values)
         return rows.view(len(messages), -1)
+
+    def of_sum(self, num_terms: int) -> Codec:
+        return codec_of(min(num_terms, WIDER) * self.density)
 
     def _largest(self, rows: Tensor) -> Tensor:
         kernels = cpu_kernels(rows) if self.count <= FEW and rows.dtype in _COMPILED else None

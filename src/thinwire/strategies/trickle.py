@@ -23,11 +23,11 @@ FEWEST_CHANGES = 15
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trickle(LocalStrategy):
-    """Train on a thin wire: about a four-hundredth of the bytes of exact SGD, sent behind the compute.
+    """Train on a thin wire: about a two-hundredth of the bytes of exact SGD, sent behind the compute.
 
     Every step a fragment of the model is due, a different one each time. Of what local steps changed in it
-    since the common anchor, plus what was not sent before, workers send the largest numbers; the mean of
-    these moves the anchor with Nesterov momentum m, and workers go on from there. The optimizer's rate is
+    since the common anchor, plus what was not sent before, workers send the largest numbers; the largest of
+    the means move the anchor with Nesterov momentum m, and workers go on from there. The optimizer's rate is
     multiplied by 1 - m for the time of a step, since momentum multiplies steps by 1 / (1 - m): so the user's
     learning rate keeps its meaning.
     """
@@ -37,7 +37,7 @@ class Trickle(LocalStrategy):
     fragments: int | None = None
     """Parts of the model that are due in turn; none: as many as the interval has steps."""
     density: float = 0.03
-    """Part of the changes that is sent; 1: all of them, in one byte each."""
+    """Part of the changes that is sent, of their sums up to three times as much; 1: all, in one byte each."""
     momentum: float | Literal["auto"] = "auto"
     """Of the outer step: more for more workers, 0.5 up to four of them and 0.75 with more."""
     delay: int = 1

@@ -5,9 +5,12 @@ from __future__ import annotations
 import functools
 from typing import NamedTuple
 
-from thinwire.compress.codec import CHUNK
+from thinwire.compress.codec import codec_of
+from thinwire.strategies.local.reduction import encoded_bytes
 from thinwire.strategies.measured import Measured, table
 
+MANY = 2**20
+"""Numbers for which a share of bytes is counted."""
 _DEFAULTS: dict[str, object] = {"fragments": None, "momentum": "auto", "delay": 1}
 
 
@@ -24,10 +27,9 @@ class TrickleSetting(NamedTuple):
 
     @property
     def bytes_share(self) -> float:
-        """Bytes against a dense all-reduce in every step: a number sent takes two bytes of four, a chunk's
-        scale two more; all numbers at one byte each from a density of 0.4 on."""
-        per_number = 1.0 if self.density > 0.4 else 2 * self.density + 2 / CHUNK
-        return per_number / 4 / self.interval
+        """Bytes against a dense all-reduce in every step, of the large parameters."""
+        dense = 2 * (self.workers - 1) / self.workers * MANY * 4
+        return encoded_bytes(MANY, 4, codec_of(self.density), self.workers) / dense / self.interval
 
 
 @functools.cache
