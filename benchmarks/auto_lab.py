@@ -65,7 +65,7 @@ def _auto(control: Control, rate: str, steps: int) -> dict[str, Any]:
         found: dict[str, Any] = {"auto": _step_s(train, steps), "pick": _pick(link)}
         if rate == RATES[-1]:
             _set(control, parse_rate(rate) / 10)
-            train(RECONSIDER + 1)
+            train(2 * RECONSIDER + 1)  # in the first part of these, most steps are still of the rate before
             found |= {"pick_after_drop": _pick(link), "after_drop": _step_s(train, steps)}
     return found
 

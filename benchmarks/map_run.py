@@ -9,13 +9,17 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.nn import ParameterList
 
 from benchmarks.common import note
 from thinwire.bench.config import provenance
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
+from thinwire.recipes.base import Carried, Recipe, TrainingPlan
 from thinwire.recipes.config import RunConfig, resolve
 from thinwire.recipes.virtual import VirtualCluster, VirtualTraining, virtual_training
 from thinwire.simulate.clock import ComputeModel
@@ -136,7 +140,7 @@ def train(task: MapTask, folder: Path, deadline_s: float) -> MapRun | None:
     cluster = VirtualCluster(
         description=description, latency_s=LATENCY_S, compute_s=COMPUTE_S, bucket_bytes=bucket_bytes
     )
-    with virtual_training(registry.get(task.recipe), task.config, cluster) as training:
+    with virtual_training(_for_cpu(task), task.config, cluster) as training:
         saved = _Saved(folder / f"{task.name}.pt", training)
         if not saved.train_until(deadline_s, task.name):
             return None
@@ -144,6 +148,19 @@ def train(task: MapTask, folder: Path, deadline_s: float) -> MapRun | None:
     write_whole(folder / f"{task.name}.json", lambda part: part.write_text(json.dumps(asdict(run)) + "\n"))
     saved.file.unlink(missing_ok=True)
     return run
+
+
+def _for_cpu(task: MapTask) -> Recipe:
+    """The recipe; on a CPU with images whose channels come last: convolutions are 1.3 times as fast then."""
+    recipe = registry.get(task.recipe)
+    training = recipe.training()
+
+    def forward(model: Any, inputs: Tensor, carried: Carried) -> tuple[Tensor, Carried]:
+        if inputs.ndim == 4 and inputs.device.type == "cpu":
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        return training.forward(model, inputs, carried)
+
+    return replace(recipe, training=lambda: replace(training, forward=forward))
 
 
 class _Saved:
@@ -223,11 +240,16 @@ def clocked(run: MapRun) -> MapRun:
     missing = [rate for rate in RATES if rate not in run.seconds] if run.rate is None else []
     if not missing:
         return run
-    shapes = [tuple(p.shape) for p in registry.get(run.recipe).training().model().parameters()]
+    training = registry.get(run.recipe).training()
+    plan = TrainingPlan(world_size=run.workers, batch_size=run.batch_size, num_steps=run.steps[-1])
+    shapes = [tuple(p.shape) for p in training.model().parameters()]
     strategy, model = strategies.from_text(run.strategy), ComputeModel.of(run.compute_s)
     seconds = dict(run.seconds)
     for rate in missing:
         network = Network(describe(hosts=run.workers, rate=rate), latency_s=LATENCY_S)
-        ends = step_ends(shapes, network, strategy, model, run.steps)
+        ends = step_ends(
+            *(shapes, network, strategy, model, run.steps),
+            make_optimizer=lambda parameters: training.optimizer(ParameterList(parameters), plan),
+        )
         seconds[rate] = [round(end_s, 4) for end_s in ends]
     return replace(run, seconds=seconds)

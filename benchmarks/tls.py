@@ -33,7 +33,7 @@ from benchmarks.common import (
 )
 from thinwire.hosts.description import describe
 from thinwire.wire.base import Lane
-from thinwire.wire.process_group import connect
+from thinwire.wire.connect import connect
 from thinwire.wire.tls.files import load, make
 
 WIRES = ("gloo", "tls")

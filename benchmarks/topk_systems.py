@@ -13,7 +13,8 @@ import thinwire as tw
 from benchmarks.rivals import Joined
 from benchmarks.rivals.ddp import Ddp, joined
 from thinwire.bench.systems import Ours, System
-from thinwire.engine.attach import attach, default_bucket_bytes
+from thinwire.engine.attach import attach
+from thinwire.engine.cut import default_bucket_bytes
 from thinwire.engine.link import Link
 from thinwire.lab.emulate import EmulatedModel
 from thinwire.lab.nets import Net, known_net

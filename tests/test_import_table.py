@@ -36,7 +36,7 @@ def reasons(importer: str, imported: str, *, for_types: bool = False) -> list[st
         ("thinwire.wire.base", "thinwire.errors"),
         ("thinwire.wire.process_group", "thinwire.wire.base"),
         ("thinwire.strategies.gossip", "thinwire.wire.base"),
-        ("thinwire.engine.attach", "thinwire.wire.process_group"),
+        ("thinwire.engine.attach", "thinwire.wire.connect"),
         ("thinwire.engine.attach", "torch"),
         ("thinwire.errors", "numpy"),
         ("thinwire.cli.train", "thinwire.engine.attach"),

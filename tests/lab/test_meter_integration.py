@@ -14,7 +14,7 @@ SCRIPT = """
     import time, torch, torch.distributed as dist
     from thinwire.engine.endpoint import Endpoint
     from thinwire.lab.control import Control
-    from thinwire.wire.process_group import connect
+    from thinwire.wire.connect import connect
     from thinwire.wire.wire import Meter
 
     control = Control.from_environment()
