@@ -8,7 +8,7 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -139,16 +139,49 @@ def test_who_joins_does_not_wait_for_one_that_has_died_meanwhile(
     members, new = world.start(3), world.make("new")
     hear = Joining.hear_members
 
-    def hear_of_a_dead_one(joining: Joining, told: object) -> Sequence[Member]:
+    def hear_of_a_dead_one(joining: Joining, told: object) -> None:
         found = Membership.from_json(told)
         dead = [Member("dead", "127.0.0.1", 1)] if found.generation == 1 else []
-        return hear(joining, replace(found, members=(*found.members, *dead)).to_json())
+        hear(joining, replace(found, members=(*found.members, *dead)).to_json())
 
     monkeypatch.setattr(Joining, "hear_members", hear_of_a_dead_one)
     new.join([("127.0.0.1", members[1].me.port)])
     wait_until(lambda: len(new._channels) == 3 and new._joining is not None and len(new._joining.world) == 4)
     members[0].stop()
     wait_for_members([*members[1:], new], ["w1", "w2", "new"])
+
+
+def test_who_joins_hears_an_answer_that_comes_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy host the thread that joins may have its answer before its starter goes on; before, the answer
+    was lost, and the joiner was never let in."""
+    members, new = world.start(2), world.make("new")
+    start = threading.Thread.start
+
+    def start_slowly(thread: threading.Thread) -> None:
+        start(thread)
+        if thread.name == "thinwire-join":
+            time.sleep(0.3)
+
+    monkeypatch.setattr(threading.Thread, "start", start_slowly)
+    new.join([("127.0.0.1", members[1].me.port)])
+    wait_for_members([*members, new], ["w0", "w1", "new"])
+
+
+def test_who_joins_tries_again_where_a_handshake_came_to_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shake, failures = PeerConnections._shake_or_close, iter(range(12))
+
+    def fail_at_first(peers: PeerConnections, connection: socket.socket, member: Member) -> None:
+        if peers.me.id == "new" and member.id == "w2" and next(failures, None) is not None:
+            connection.close()
+        else:
+            shake(peers, connection, member)
+
+    monkeypatch.setattr(PeerConnections, "_shake_or_close", fail_at_first)
+    members, new = world.start(3), world.make("new")
+    new.join([("127.0.0.1", members[0].me.port)])
+    wait_for_members([*members, new], ["w0", "w1", "w2", "new"])
 
 
 def test_who_joins_a_run_that_is_over_is_told_so(world: World) -> None:

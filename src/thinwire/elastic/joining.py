@@ -26,22 +26,24 @@ class Joining:
         wanted: Callable[[], bool],
         connected: Callable[[], Sequence[str]],
         connect: Callable[[Address], None],
+        reach: Callable[[Member], None],
         ask: Callable[[], None],
     ) -> None:
-        """`lock` is held for `connected`, the workers to which there is a connection, and for `ask`, which
-        asks all of them; `connect` may raise OSError or Stranger."""
+        """`lock` is held for `connected`, the workers to which there is a connection, for `reach`, which
+        starts to connect to a member, and for `ask`, which asks all of them; `connect` may raise OSError or
+        Stranger."""
         self._addresses, self._lock, self._wanted = list(addresses), lock, wanted
-        self._connected, self._connect, self._ask = connected, connect, ask
+        self._connected, self._connect, self._reach, self._ask = connected, connect, reach, ask
         self.world: tuple[Member, ...] = ()
         """Members of the world that this worker wants to join."""
         self._last_answer_s = time.monotonic()
         threading.Thread(target=self._run, name="thinwire-join", daemon=True).start()
 
-    def hear_members(self, told: object) -> Sequence[Member]:
+    def hear_members(self, told: object) -> None:
         """The members of the world, as one of them tells."""
         with contextlib.suppress(DataError):
             self.world = Membership.from_json(told).members
-        return self.world
+        self._reach_missing()
 
     def check_answers(self, most_s: float) -> None:
         """PeerLost if nobody has answered for so long."""
@@ -64,6 +66,15 @@ class Joining:
                 there = self._connected()
                 if there:
                     self._last_answer_s = time.monotonic()
-                if self.world and all(member.id in there for member in self.world):
+                if self._reach_missing():
                     self._ask()
             time.sleep(RETRY_S)
+
+    def _reach_missing(self) -> bool:
+        """Whether there is a connection to every member; on a busy host an attempt may come to nothing, and
+        is made again."""
+        there = self._connected()
+        missing = [member for member in self.world if member.id not in there]
+        for member in missing:
+            self._reach(member)
+        return bool(self.world) and not missing

@@ -98,14 +98,16 @@ class PeerConnections:
             connection = socket.create_connection(address, timeout=HELLO_S)
             self._add(answer_door(connection, me, self._key))
 
-        self._joining = Joining(
-            addresses,
-            self.changed,
-            wanted=lambda: not self._stopped and self.me is me and self.roster.membership is None,
-            connected=lambda: list(self._channels),
-            connect=connect,
-            ask=lambda: self._channels.send_all(["join"]),
-        )
+        with self.changed:  # whoever answers first is heard once there is somebody who joins
+            self._joining = Joining(
+                addresses,
+                self.changed,
+                wanted=lambda: not self._stopped and self.me is me and self.roster.membership is None,
+                connected=lambda: list(self._channels),
+                connect=connect,
+                reach=self._knocking.start,
+                ask=lambda: self._channels.send_all(["join"]),
+            )
 
     def next_membership(self, after: int, *, allow_minority: bool = False) -> Membership:
         """Wait for the membership that follows generation `after`, and see to it that there will be one.
@@ -244,8 +246,7 @@ class PeerConnections:
                 self._hearing.note_joiner(peer.id, now_s)
                 self.roster.notice_joiner(peer)
             case ["members", told] if self._joining is not None and self.roster.membership is None:
-                for member in self._joining.hear_members(told):
-                    self._knocking.start(member)
+                self._joining.hear_members(told)
             case ["probe", str(id_)]:
                 if id_ in self._channels and self._hearing.heard_within(id_, 2 * BEAT_S, now_s):
                     self._channels.send(peer.id, ["heard", id_])
