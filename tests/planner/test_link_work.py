@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
 
 import pytest
 
@@ -38,10 +39,15 @@ def test_more_numbers_and_more_to_do_take_longer() -> None:
 
 def test_a_part_of_a_large_model_stands_for_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     shapes, exact = [(512, 512)] * 8, tw.AllReduce()
-    whole = measure_links(shapes, [exact])[exact]
+
+    def measured_s() -> float:
+        """The median of some tries: beside other programs a single one may be far off."""
+        works = [measure_links(shapes, [exact])[exact] for _ in range(5)]
+        return median(work.training_s + work.beside_s for work in works)
+
+    whole_s = measured_s()
     monkeypatch.setattr("thinwire.planner.link_work.MOST_NUMBERS", 1 << 19)
-    part = measure_links(shapes, [exact])[exact]
-    assert 0.1 < (part.training_s + part.beside_s) / (whole.training_s + whole.beside_s) < 10
+    assert 0.1 < measured_s() / whole_s < 10
 
 
 def test_what_cannot_be_trained_is_left_out() -> None:
