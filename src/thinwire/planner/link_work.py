@@ -34,7 +34,7 @@ BLOCK_S, ENOUGH_S, LEAST_STEPS = 0.03, 0.12, 3
 """The quickest of some blocks counts, each of about so many seconds, and at least so many steps; all together
 take about `ENOUGH_S`."""
 SILENT_TRIES = 3
-"""As memory happens to lie in caches, a run may take twice as long: all strategies are held against the quickest
+"""As memory happens to lie in caches, a run may take twice as long: strategies are held against the quickest
 of so many that send nothing."""
 Shapes = Sequence[tuple[int, ...]]
 
