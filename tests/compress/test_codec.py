@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 
 from thinwire.compress.codec import CHUNK, FEW, Codec, Dense, Largest
 
-CODECS: list[Codec] = [Largest(1), Largest(8), Dense("int4"), Dense("int8"), Dense("bf16"), Dense("fp32")]
+CODECS: list[Codec] = [
+    Largest(1),
+    Largest(8),
+    Dense("sign"),
+    Dense("int4"),
+    Dense("int8"),
+    Dense("bf16"),
+    Dense("fp32"),
+]
 every_codec = pytest.mark.parametrize("codec", CODECS, ids=repr)
 
 

@@ -115,7 +115,7 @@ class Largest:
         return rows.view(len(messages), -1)
 
     def of_sum(self, num_terms: int) -> Codec:
-        return codec_of(min(num_terms, WIDER) * self.density)
+        return codec_of("int8", min(num_terms, WIDER) * self.density)
 
     def _largest(self, rows: Tensor) -> Tensor:
         kernels = cpu_kernels(rows) if self.count <= FEW and rows.dtype in _COMPILED else None
@@ -135,10 +135,13 @@ MOST_SPARSE = 0.4
 """Density from which on sending all numbers in one byte each is shorter."""
 
 
-def codec_of(density: float) -> Codec:
-    """The shortest way to send this part of the numbers: the largest of every chunk, or all of them.
+def codec_of(payload: ChangePayload, density: float) -> Codec:
+    """All numbers in a payload, or the shortest way to send a part of them: the largest of every chunk, or
+    all in one byte each.
 
-    >>> codec_of(0.03), codec_of(1.0)
-    (Largest(count=8), Dense(payload='int8'))
+    >>> codec_of("sign", 1.0), codec_of("sign", 0.03), codec_of("sign", 0.9)
+    (Dense(payload='sign'), Largest(count=8), Dense(payload='int8'))
     """
+    if density >= 1:
+        return Dense(payload)
     return Dense("int8") if density > MOST_SPARSE else Largest.of(density)

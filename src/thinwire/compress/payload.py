@@ -1,12 +1,13 @@
-"""Numbers as bytes of a message, and back: as they are, as bfloat16, or as int8 or int4 with scales.
+"""Numbers as bytes of a message, and back: as they are, as bfloat16, or in few bits with scales.
 
-int8 and int4 can carry the difference to a `reference` that both ends hold, so that their few steps are spent
-on what the other end does not know; and they can keep the rounding `error` and add it to what is sent next,
-so that over several messages nothing is lost that was too small for one.
+Few bits (int8, int4 and sign) can carry the difference to a `reference` that both ends hold, so that their
+few steps are spent on what the other end does not know; and they can keep the rounding `error` and add it to
+what is sent next, so that over several messages nothing is lost that was too small for one.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -14,20 +15,24 @@ from torch import Tensor
 
 Payload = Literal["fp32", "bf16", "int8"]
 """From the finest to the coarsest. "fp32" leaves numbers as they are, whatever the model's dtype is."""
-ChangePayload = Literal["fp32", "bf16", "int8", "int4"]
-"""For changes, whose rounding error can be sent later; parameters themselves want more bits."""
+ChangePayload = Literal["fp32", "bf16", "int8", "int4", "sign"]
+"""For changes, whose rounding error can be sent later; parameters themselves want more bits. "sign" is one
+bit, and the mean size of a block."""
 
 BLOCK = 512
-"""Numbers that share one scale in int8 and int4."""
+"""Numbers that share one scale in int8, int4 and sign."""
 SCALE_BYTES = 4
 ALIGN_BYTES = 8
 """A payload takes a multiple of this, so that several of them in one message can be read in place."""
+_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4, "sign": 1}
 _LARGEST = {"int8": 127, "int4": 7}
+_GATHER = 0x0102040810204080
+"""Eight bytes that are 0 or 1, times this: the highest byte has them as its bits, the first the lowest."""
 
 
 def bits(payload: ChangePayload) -> int:
     """Of one number, scales left out."""
-    return {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}[payload]
+    return _BITS[payload]
 
 
 def payload_bytes(payload: ChangePayload, numel: int, itemsize: int) -> int:
@@ -36,15 +41,15 @@ def payload_bytes(payload: ChangePayload, numel: int, itemsize: int) -> int:
     >>> payload_bytes("fp32", 1000, 4), payload_bytes("bf16", 1000, 4), payload_bytes("int8", 1000, 4)
     (4000, 2000, 1008)
     """
-    if payload in _LARGEST:
-        num_bytes = _code_bytes(payload, numel) + SCALE_BYTES * num_blocks(numel)
-    else:
+    if payload in ("fp32", "bf16"):
         num_bytes = numel * (itemsize if payload == "fp32" else 2)
+    else:
+        num_bytes = _code_bytes(payload, numel) + SCALE_BYTES * num_blocks(numel)
     return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _code_bytes(payload: ChangePayload, numel: int) -> int:
-    return numel if payload == "int8" else -(-numel // 2)
+    return -(-numel * bits(payload) // 8)
 
 
 def num_blocks(numel: int) -> int:
@@ -61,7 +66,7 @@ def encode_(
     reference: Tensor | None = None,
     error: Tensor | None = None,
 ) -> Tensor:
-    """Overwrite `message` with `data`; with int8 and int4 leave in `error` what was lost this time.
+    """Overwrite `message` with `data`; with few bits leave in `error` what was lost this time.
 
     Gives the numbers as the other end will see them.
     """
@@ -83,18 +88,12 @@ def encode_(
     if error is not None:
         flat += error
     scales, codes = _parts(message, numel, payload)
-    blocks, largest = wanted.view(-1, BLOCK), _LARGEST[payload]
-    # Not linalg.vector_norm, which takes longer than all the rest together.
-    scales.copy_(torch.maximum(blocks.amax(1), -blocks.amin(1)) / largest)
-    steps = scales.to(data.dtype)[:, None]
-    # A block of zeros has scale 0; whatever it is divided by, its codes are 0.
-    rounded = (blocks / steps.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-largest, largest)
-    if payload == "int8":
-        codes.copy_(rounded.view(-1)[:numel])
-    else:  # two in a byte
-        pairs = rounded.view(-1, 2)[: codes.numel()].to(torch.int8)
-        codes.copy_((pairs[:, 0] & 15) | (pairs[:, 1] << 4))
-    shown = rounded.mul_(steps).view(-1)[:numel]
+    blocks = wanted.view(-1, BLOCK)
+    if payload == "sign":
+        shown = _write_signs(scales, codes, blocks, numel)
+    else:
+        shown = _write_steps(scales, codes, blocks, _LARGEST[payload])
+    shown = shown.view(-1)[:numel]
     if error is not None:
         torch.sub(flat, shown, out=error)
     return shown if reference is None else shown.add_(reference)
@@ -117,12 +116,49 @@ def decode(
     data = padded[:numel]
     if payload == "int8":
         data.copy_(codes)
-    else:  # the sign of a half byte comes from its highest bit
+    elif payload == "int4":  # the sign of a half byte comes from its highest bit
         pairs = padded.view(-1, 2)[: codes.numel()]
         pairs[:, 0] = (codes << 4) >> 4
         pairs[:, 1] = codes >> 4
+    else:
+        padded.view(-1, 8)[: codes.numel()] = _sign_table(like.dtype, like.device)[
+            codes.view(torch.uint8).int()
+        ]
     padded.view(-1, BLOCK).mul_(scales.to(like.dtype)[:, None])
     return data if reference is None else data.add_(reference)
+
+
+def _write_steps(scales: Tensor, codes: Tensor, blocks: Tensor, largest: int) -> Tensor:
+    """Whole numbers of steps, of which the largest number of a block has `largest`."""
+    # Not linalg.vector_norm, which takes longer than all the rest together.
+    scales.copy_(torch.maximum(blocks.amax(1), -blocks.amin(1)) / largest)
+    steps = scales.to(blocks.dtype)[:, None]
+    # A block of zeros has scale 0; whatever it is divided by, its codes are 0.
+    rounded = (blocks / steps.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-largest, largest)
+    if largest == _LARGEST["int8"]:
+        codes.copy_(rounded.view(-1)[: codes.numel()])
+    else:  # two in a byte
+        pairs = rounded.view(-1, 2)[: codes.numel()].to(torch.int8)
+        codes.copy_((pairs[:, 0] & 15) | (pairs[:, 1] << 4))
+    return rounded.mul_(steps)
+
+
+def _write_signs(scales: Tensor, codes: Tensor, blocks: Tensor, numel: int) -> Tensor:
+    """Eight signs in a byte, and the mean size of a block, of its numbers alone where it is not full."""
+    sizes = blocks.abs().sum(1).div_(BLOCK)
+    sizes[-1:] *= BLOCK / (numel - BLOCK * (len(blocks) - 1))
+    scales.copy_(sizes)
+    positive = blocks >= 0
+    packed = positive.view(-1).view(torch.int64).mul(_GATHER) >> 56
+    codes.view(torch.uint8).copy_(packed[: codes.numel()].bitwise_and_(255))
+    return torch.where(positive, 1.0, -1.0).to(blocks.dtype).mul_(scales.to(blocks.dtype)[:, None])
+
+
+@functools.cache
+def _sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The signs that each byte stands for."""
+    codes = torch.arange(256, device=device)[:, None] >> torch.arange(8, device=device)
+    return ((codes & 1) * 2 - 1).to(dtype)
 
 
 def _parts(message: Tensor, numel: int, payload: ChangePayload) -> tuple[Tensor, Tensor]:

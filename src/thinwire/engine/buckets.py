@@ -83,6 +83,7 @@ class ParameterBucket:
         )
         self.optimizer_state: Mapping[str, Values] = {}
         self.read_rate: Callable[[], float | None] = lambda: None
+        self.normalised = False
         self.leaves: dict[str, Leaf] = {}
         self._context = context
         self._gradients, self._tail = self.gradient.split([self.num_parameters, 2 + len(sizes)])

@@ -23,6 +23,7 @@ from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
 from thinwire.engine.mixer import Mixer
+from thinwire.engine.optimizer import is_normalised
 from thinwire.engine.rate_scale import RateScale
 from thinwire.engine.reducer import BackwardReducer
 from thinwire.engine.replicas import decode_names, encode_name
@@ -131,7 +132,9 @@ class Core:
         self._mixes = overrides(strategy, "mix")
         self.landing_step = 0
         """While training pauses: the step that it waits for, to which all workers must have come."""
-        self._rates = RateScale(optimizers, strategy.rate_scale(lane.world_size))
+        self._rates = RateScale(
+            optimizers, lambda optimizer: strategy.rate_scale(lane.world_size, is_normalised(optimizer))
+        )
 
     def assemble(
         self,

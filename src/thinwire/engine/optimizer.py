@@ -20,11 +20,14 @@ _MOMENTS = {
 }
 _MOMENTUM = {"SGD", "RMSprop"}
 """Optimizers whose groups have a `momentum`, which may be 0."""
+_NORMALISED = ("ada", "rmsprop", "muon", "lion", "lamb", "shampoo", "soap", "sophia")
+"""Parts of the names of optimizers whose steps do not grow with the gradient."""
 _ELSE = "use AllReduce(overlap='backward')"
 
 
 def give_optimizer_state(buckets: Iterable[ParameterBucket], optimizers: Sequence[Optimizer]) -> None:
-    """Tell each bucket its optimizer state and the learning rate of its first parameter."""
+    """Tell each bucket its optimizer state, and of its first parameter the learning rate and whether steps
+    are normalised."""
     names = dict.fromkeys(name for each in optimizers for name in _momentum_names(each))
     place = {
         id(p): (optimizer, i)
@@ -35,7 +38,19 @@ def give_optimizer_state(buckets: Iterable[ParameterBucket], optimizers: Sequenc
     for bucket in buckets:
         if (found := place.get(id(bucket.parameters[0]))) is not None:
             bucket.read_rate = partial(_rate, *found)
+            bucket.normalised = is_normalised(found[0])
         bucket.optimizer_state = {name: OptimizerState(bucket, optimizers, name) for name in names}
+
+
+def is_normalised(optimizer: Optimizer) -> bool:
+    """Whether its steps are as long for a gradient ten times as large, as Adam's are and SGD's are not.
+
+    >>> parameters = [torch.zeros(1, requires_grad=True)]
+    >>> is_normalised(torch.optim.AdamW(parameters)), is_normalised(torch.optim.SGD(parameters, lr=0.1))
+    (True, False)
+    """
+    names = [kind.__name__.lower() for kind in type(optimizer).__mro__]
+    return any(part in name for name in names for part in _NORMALISED)
 
 
 def _rate(optimizer: Optimizer, group: int) -> float:

@@ -80,6 +80,10 @@ class Bucket(Gradients, Values, Protocol):
         """The learning rate that these gradients will be applied with; None where nobody knows."""
 
     @property
+    def normalised(self) -> bool:
+        """Whether the optimizer's steps are as long for larger gradients, as Adam's are."""
+
+    @property
     def samples(self) -> float:
         """How much this worker's step under way counts: what `link.weight` was told, 1 if nothing."""
 
@@ -144,9 +148,10 @@ class Strategy(Protocol):
         """Whether a seam that it has its own version of is used with these settings."""
         return True
 
-    def rate_scale(self, world_size: int) -> float:
-        """What the optimizer's learning rate is multiplied by in every step, where an outer step makes up for
-        it; users and schedulers never see it."""
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        """What an optimizer's learning rate is multiplied by in every step, so that it means what it means
+        with exact SGD; users and schedulers never see it. `normalised`: its steps do not grow with the
+        gradient."""
         return 1.0
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
@@ -203,6 +208,23 @@ def local_norm(max_norm: float, world_size: int) -> float:
     The noise of P gradients is independent, so their mean has a norm that is up to sqrt(P) times smaller.
     """
     return max_norm * math.sqrt(world_size)
+
+
+LONGEST_STEP = 2.0
+"""Of longer ones too little was seen (docs/which.md)."""
+
+
+def step_scale(world_size: int, normalised: bool) -> float:
+    """What steps of workers are multiplied by, so that their mean is as long as the step of the mean gradient
+    would be.
+
+    Each worker's gradient has the noise of a smaller batch. A normalised step is as long as any other, most
+    of it noise then, which the mean over P workers takes away, and up to sqrt(P) of the length with it.
+
+    >>> [round(step_scale(world_size, True), 2) for world_size in (1, 2, 4, 16)]
+    [1.0, 1.41, 2.0, 2.0]
+    """
+    return min(math.sqrt(world_size), LONGEST_STEP) if normalised else 1.0
 
 
 def norm_to_clip(strategy: Strategy, max_norm: float, world_size: int) -> float:

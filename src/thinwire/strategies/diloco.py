@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from thinwire.compress.codec import Codec, Dense, Largest
+from thinwire.compress.codec import Codec, codec_of
 from thinwire.compress.payload import ChangePayload
 from thinwire.errors import check
 from thinwire.strategies.base import Bucket, Seam
@@ -42,8 +42,8 @@ class DiLoCo(LocalStrategy):
     delay: int = 0
     """Steps that a fragment may take to come back; 0: training waits for it."""
     payload: ChangePayload = "fp32"
-    """How changes look on the wire: "fp32" (as they are), "bf16", "int8" or "int4"; rounding errors count
-    the next time."""
+    """How changes look on the wire: "fp32" (as they are), "bf16", "int8", "int4" or "sign" (one
+    bit); rounding errors count the next time."""
     density: float = 1.0
     """Part of the changes that is sent, the largest; then values have 8 bits."""
     gossip: bool = False
@@ -88,9 +88,8 @@ class DiLoCo(LocalStrategy):
 
     @property
     def codec(self) -> Codec | None:
-        if self.density < 1:
-            return Largest.of(self.density)
-        return None if self.payload == "fp32" else Dense(self.payload)
+        exact = self.payload == "fp32" and self.density == 1
+        return None if exact else codec_of(self.payload, self.density)
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.fragments, self.pattern)
@@ -126,7 +125,7 @@ class DiLoCo(LocalStrategy):
         told = LocalStrategy.instruments(self, state)
         return {**told, "late_rounds": state.rounds.late} if self.quorum < 1 else told
 
-    def outer(self, world_size: int) -> Outer:
+    def outer(self, world_size: int, normalised: bool) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr
         return Outer(rate, self.outer_momentum)
 

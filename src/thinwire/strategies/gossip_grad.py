@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from thinwire.compress.payload import Payload, bits
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket, Strategy
+from thinwire.strategies.base import Bucket, Strategy, step_scale
 from thinwire.strategies.gossip.agreement import AGREE_EVERY, FIRST_SHARE, Agreement, Options, Pick
 from thinwire.strategies.gossip.chunks import Chunks
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
@@ -67,6 +67,9 @@ class GossipGraD(Strategy):
         # At the first agreement all tell their measurements, at the second they agree on a pick, and at the
         # fourth on its effect.
         return 4 * AGREE_EVERY if self.share == "auto" else 0
+
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
         check_real(buckets, "GossipGraD")

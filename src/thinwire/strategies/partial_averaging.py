@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from thinwire.strategies.base import step_scale
 from thinwire.strategies.local.base import LocalStrategy
 from thinwire.strategies.local.fragments import Fragments, check_fragments
 from thinwire.strategies.settings import check_types
@@ -37,6 +38,9 @@ class PartialAveraging(LocalStrategy):
     @property
     def period(self) -> int:
         return self.interval
+
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised)
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.num_fragments)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket
+from thinwire.strategies.base import Bucket, step_scale
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.tuner import FIRST, MOST, IntervalTuner
 from thinwire.strategies.settings import check_types
@@ -48,6 +48,9 @@ class SASGD(LocalStrategy):
     def adapts_in(self) -> int:
         return 16 * FIRST if self.interval == "auto" else 0
 
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        return 1.0 if self.global_rate is not None else step_scale(world_size, normalised)
+
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         state = LocalStrategy.init(self, buckets, wire)
         if self.interval == "auto":
@@ -55,5 +58,5 @@ class SASGD(LocalStrategy):
             state.tuner = IntervalTuner(self.exposed, len(buckets))
         return state
 
-    def outer(self, world_size: int) -> Outer:
+    def outer(self, world_size: int, normalised: bool) -> Outer:
         return Outer(1.0 if self.global_rate is None else self.global_rate * world_size)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from thinwire.compress.payload import Payload, bits
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket, Strategy
+from thinwire.strategies.base import Bucket, Strategy, step_scale
 from thinwire.strategies.gossip.chunks import Chunks, WindowPosition, chunk_size
 from thinwire.strategies.gossip.encoding import Encoding, RoundingMemory
 from thinwire.strategies.gossip.state import SAMPLE_EVERY, distance_from_mean
@@ -136,6 +136,9 @@ class StochasticGradientPush(Strategy):
         check_types(self)
         valid = 0 < self.share <= 1
         check(valid, "StochasticGradientPush.share", "a number above 0 and at most 1", self.share)
+
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> PushState:
         check_real(buckets, "StochasticGradientPush")

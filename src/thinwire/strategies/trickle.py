@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from thinwire.compress.codec import MOST_SPARSE, Codec, codec_of
+from thinwire.compress.payload import ChangePayload
 from thinwire.errors import check
-from thinwire.strategies.base import Bucket
+from thinwire.strategies.base import Bucket, step_scale
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.budget import DECIDES_AT, BudgetTuner
 from thinwire.strategies.local.expected import known
@@ -27,9 +28,11 @@ class Trickle(LocalStrategy):
 
     Every step a fragment of the model is due, a different one each time. Of what local steps changed in it
     since the common anchor, plus what was not sent before, workers send the largest numbers; the largest of
-    the means move the anchor with Nesterov momentum m, and workers go on from there. The optimizer's rate is
-    multiplied by 1 - m for the time of a step, since momentum multiplies steps by 1 / (1 - m): so the user's
-    learning rate keeps its meaning.
+    the means move the anchor with Nesterov momentum m, and workers go on from there.
+
+    So that the user's learning rate keeps its meaning, it is scaled for the time of a step: by 1 - m, since
+    momentum multiplies steps by 1 / (1 - m); and of optimizers with normalised steps, such as AdamW, by the
+    root of the number of workers, 2 at most (`step_scale`).
     """
 
     interval: int = 8
@@ -37,9 +40,13 @@ class Trickle(LocalStrategy):
     fragments: int | None = None
     """Parts of the model that are due in turn; none: as many as the interval has steps."""
     density: float = 0.03
-    """Part of the changes that is sent, of their sums up to three times as much; 1: all, in one byte each."""
+    """Part of the changes that is sent, of their sums up to three times as much, in one byte each."""
+    payload: ChangePayload = "int8"
+    """With density=1, how all changes look on the wire: "sign" (one bit), "int4", "int8", "bf16" or "fp32"
+    (as they are)."""
     momentum: float | Literal["auto"] = "auto"
-    """Of the outer step: more for more workers, 0.5 up to four of them and 0.75 with more."""
+    """Of the outer step. "auto": 0.5 up to four workers and 0.75 with more; 0 where the optimizer's steps are
+    normalised."""
     delay: int = 1
     """Steps that a fragment may take to come back; 0: training waits for it."""
     budget: Literal["auto"] | None = None
@@ -55,6 +62,8 @@ class Trickle(LocalStrategy):
             rule = "None where interval, fragments or density are given"
             check(usual, "Trickle.budget", rule, self.budget)
             check(self.delay == 1, "Trickle.delay", "1 with a budget", self.delay)
+        whole = self.payload == "int8" or self.density == 1
+        check(whole, "Trickle.payload", "'int8' with a density below 1", self.payload)
         valid = self.momentum == "auto" or 0 <= self.momentum < 1
         check(valid, "Trickle.momentum", "0 or more and below 1, or 'auto'", self.momentum)
 
@@ -84,7 +93,7 @@ class Trickle(LocalStrategy):
 
     @property
     def codec(self) -> Codec:
-        return codec_of(self.density)
+        return codec_of(self.payload, self.density)
 
     def advice(self, num_steps: int | None, world_size: int) -> str:
         if num_steps is None or self.budget == "auto":
@@ -101,19 +110,19 @@ class Trickle(LocalStrategy):
             f"{better}, or train longer; see docs/trickle.md, 'What it costs in accuracy'"
         )
 
-    def outer_momentum(self, world_size: int) -> float:
+    def outer_momentum(self, world_size: int, normalised: bool) -> float:
         """The momentum for so many workers."""
         if self.momentum != "auto":
             return self.momentum
-        if world_size == 1:
+        if world_size == 1 or normalised:
             return 0.0
         return 0.5 if world_size <= FEW_WORKERS else 0.75
 
-    def rate_scale(self, world_size: int) -> float:
-        return 1 - self.outer_momentum(world_size)
+    def rate_scale(self, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised) * (1 - self.outer_momentum(world_size, normalised))
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.num_fragments)
 
-    def outer(self, world_size: int) -> Outer:
-        return Outer(1.0, self.outer_momentum(world_size))
+    def outer(self, world_size: int, normalised: bool) -> Outer:
+        return Outer(1.0, self.outer_momentum(world_size, normalised))

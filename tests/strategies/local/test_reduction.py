@@ -34,7 +34,9 @@ def reduce_all(codec: Codec, moved: list[Tensor], backlogs: list[Tensor]) -> tup
     return [meter.traffic.sent_bytes for meter in meters], kept
 
 
-@pytest.mark.parametrize("codec", [Largest(4), Dense("int4"), Dense("int8"), Dense("bf16")], ids=repr)
+@pytest.mark.parametrize(
+    "codec", [Largest(4), Dense("sign"), Dense("int4"), Dense("int8"), Dense("bf16")], ids=repr
+)
 @pytest.mark.parametrize("world_size", [2, 3, 5])
 @pytest.mark.parametrize("numel", [1, 700, 4096])
 def test_all_get_the_same_and_nothing_is_lost(codec: Codec, world_size: int, numel: int) -> None:

@@ -107,8 +107,9 @@ class LocalStrategy(Strategy):
         otherwise."""
         return Fragments(numels)
 
-    def outer(self, world_size: int) -> Outer:
-        """The outer step; plain averaging unless said otherwise."""
+    def outer(self, world_size: int, normalised: bool) -> Outer:
+        """The outer step, with an inner optimizer whose steps are normalised or not; plain averaging unless
+        said otherwise."""
         return Outer()
 
     @property
@@ -140,7 +141,7 @@ class LocalStrategy(Strategy):
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         check_real(buckets, type(self).__name__)
-        outer = self.outer(wire.world_size)
+        outer = self.outer(wire.world_size, buckets[0].normalised if buckets else False)
         anchors = [self._leaf(bucket, "anchor", "same", of_parameters=True) for bucket in buckets]
         for anchor, bucket in zip(anchors, buckets, strict=True):
             anchor.copy_(bucket.read())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from thinwire.compress.codec import codec_of
+from thinwire.compress.codec import Codec, Largest
 from thinwire.strategies.local.expected import TrickleSetting, options
 from thinwire.strategies.local.fragments import Fragments
 from thinwire.strategies.local.reduction import encoded_bytes
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from thinwire.strategies.local.base import LocalState
 
 INTERVAL = 8
-PROBES = (0.03, 0.12)
-"""Densities of the messages that are timed, for INTERVAL steps each: latency and rate follow from both."""
+PROBES = (Largest.of(0.03), Largest.of(0.12))
+"""How messages look that are timed, for INTERVAL steps each: latency and rate follow from both."""
 DECIDES_AT = len(PROBES) * INTERVAL + 1
 FITS = 0.8
 """Part of the compute that sending may take: it is less even than what was timed."""
@@ -55,7 +55,7 @@ class BudgetTuner:
             state.chosen, state.origin = self._agreed, bucket.step - 1
         if state.chosen >= 0:
             row = options(wire.world_size)[state.chosen]
-            state.interval, state.codec = row.interval, codec_of(row.density)
+            state.interval, state.codec = row.interval, row.codec
             state.fragments, self._applied = Fragments(self.numels, row.interval), True
             return
         if not self._marks_s:  # the first step, also after a checkpoint that had not chosen yet
@@ -63,7 +63,7 @@ class BudgetTuner:
         self._marks_s[bucket.step] = wire.now()
         done = bucket.step - state.origin - 1
         if done < DECIDES_AT - 1:
-            state.codec = codec_of(PROBES[done // INTERVAL])
+            state.codec = PROBES[done // INTERVAL]
         else:  # others may be in this step already, so it holds from the next one on
             self._agreed = await self._decide(state.origin, wire)
 
@@ -104,14 +104,14 @@ class BudgetTuner:
 
     def _seconds(self, row: TrickleSetting, small_s: float, large_s: float, world_size: int) -> float:
         """What a step of this setting will take to send, by the line through both probes."""
-        at = [self._bytes(INTERVAL, density, world_size) for density in PROBES]
+        at = [self._bytes(INTERVAL, codec, world_size) for codec in PROBES]
         slope = max(0.0, large_s - small_s) / max(1, at[1] - at[0])
-        sent = self._bytes(row.interval, row.density, world_size)
+        sent = self._bytes(row.interval, row.codec, world_size)
         return max(0.0, small_s - slope * at[0]) + slope * sent
 
-    def _bytes(self, interval: int, density: float, world_size: int) -> int:
+    def _bytes(self, interval: int, codec: Codec, world_size: int) -> int:
         part = max(1, sum(self.numels) // interval)
-        return encoded_bytes(part, self.itemsize, codec_of(density), world_size)
+        return encoded_bytes(part, self.itemsize, codec, world_size)
 
 
 def choose(expected_s: Sequence[float], limit_s: float) -> int:
@@ -127,8 +127,8 @@ def choose(expected_s: Sequence[float], limit_s: float) -> int:
 def _say(step: int, row: TrickleSetting, sent_s: float, compute_s: float) -> None:
     hidden = "hidden behind" if sent_s <= compute_s else "more than"
     _log.info(
-        "step %d: Trickle(interval=%d, density=%g) from now on: %.2f %% of the dense bytes, %.3f s a step, "
+        "step %d: %s from now on: %.2f %% of the dense bytes, %.3f s a step, "
         "%s %.3f s of compute; expect %.1f points less accuracy than exact SGD (measured: %s, %d workers)",
-        *(step, row.interval, row.density, 100 * row.bytes_share, sent_s, hidden, compute_s),
+        *(step, row, 100 * row.bytes_share, sent_s, hidden, compute_s),
         *(row.points, row.where, row.workers),
     )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
-from thinwire.compress.codec import codec_of
+from thinwire.compress.codec import Codec, codec_of
+from thinwire.compress.payload import ChangePayload
 from thinwire.strategies.local.reduction import encoded_bytes
 from thinwire.strategies.measured import Measured, table
 
@@ -18,6 +19,7 @@ class TrickleSetting(NamedTuple):
     """One measured setting."""
 
     interval: int
+    payload: ChangePayload
     density: float
     workers: int
     points: float
@@ -25,11 +27,19 @@ class TrickleSetting(NamedTuple):
     where: str
     """Recipe and length of the training."""
 
+    def __str__(self) -> str:
+        look = f", payload={self.payload!r}" if self.density == 1 else ""
+        return f"Trickle(interval={self.interval}, density={self.density:g}{look})"
+
+    @property
+    def codec(self) -> Codec:
+        return codec_of(self.payload, self.density)
+
     @property
     def bytes_share(self) -> float:
         """Bytes against a dense all-reduce in every step, of the large parameters."""
         dense = 2 * (self.workers - 1) / self.workers * MANY * 4
-        return encoded_bytes(MANY, 4, codec_of(self.density), self.workers) / dense / self.interval
+        return encoded_bytes(MANY, 4, self.codec, self.workers) / dense / self.interval
 
 
 @functools.cache
@@ -42,10 +52,11 @@ def known() -> tuple[TrickleSetting, ...]:
 
 
 def _expected(row: Measured) -> TrickleSetting:
-    interval, density = row.settings["interval"], row.settings["density"]
-    assert isinstance(interval, int)
-    assert isinstance(density, float)
-    return TrickleSetting(interval, density, row.workers, row.loss, f"{row.recipe}, {row.epochs} epochs")
+    names = ("interval", "payload", "density")
+    interval, payload, density = (cast("Any", row.settings[name]) for name in names)
+    return TrickleSetting(
+        interval, payload, density, row.workers, row.loss, f"{row.recipe}, {row.epochs} epochs"
+    )
 
 
 def options(world_size: int) -> list[TrickleSetting]:
