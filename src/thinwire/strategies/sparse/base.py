@@ -238,8 +238,8 @@ class SparseStrategy(Strategy):
         more = f"set density={enough:.2g} or more"
         better = more if enough < FIRST_DENSITY else "send everything (all-reduce)"
         return (
-            f"{name} changes a parameter {changes:.2g} times in {num_steps:,} steps; {few}: {better}, or train "
-            f"longer; {where}"
+            f"{name} changes a parameter {changes:.2g} times in {num_steps:,} steps; {few}: {better}, "
+            f"or train longer; {where}"
         )
 
     def instruments(self, state: SparseState) -> Mapping[str, float]:
