@@ -113,7 +113,7 @@ def test_post_local_is_exact_sgd_and_then_averages() -> None:
             (model(x) - y).square().mean().backward()
         if step < exact_steps:
             for parameters in zip(*(model.parameters() for model in models), strict=True):
-                mean = torch.stack([p.grad for p in parameters]).mean(0)  # type: ignore[misc]  # all have one
+                mean = torch.stack([p.grad for p in parameters]).mean(0)
                 for parameter in parameters:
                     parameter.grad = mean.clone()
         for optimizer in optimizers:
