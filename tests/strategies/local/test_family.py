@@ -244,6 +244,37 @@ def test_buffers_stay_with_their_worker_and_are_averaged_with_the_model(strategy
         assert torch.allclose(seen["left"], mean, rtol=1e-12)
 
 
+@all_of_them
+def test_averaging_in_the_middle_gives_all_the_mean_and_training_goes_on(strategy: Strategy) -> None:
+    """`average_` is not a step: what all have in common stays as it was, on all of them."""
+
+    def train(lane: LocalLane) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
+        model, optimizer = model_and_optimizer()
+        common = []
+        with attach(model, optimizer, strategy, lane) as link:
+            for step in range(5):
+                step_once(model, optimizer, step, lane.rank)
+            link.synchronize()
+            before = flat(model)
+            common.append(link.state_dict()["leaves"])
+            link.average_()
+            after = flat(model)
+            common.append(link.state_dict()["leaves"])
+            assert link.stats.steps == 5
+            for step in range(5, 12):
+                step_once(model, optimizer, step, lane.rank)
+            assert bool(flat(model).isfinite().all())
+        return before, after, common
+
+    everyone = run_threads(3, train)
+    mean = torch.stack([before for before, *_ in everyone]).mean(0)
+    for _, after, (first, second) in everyone:
+        assert (after - mean).norm() <= 1e-12 * mean.norm()
+        for leaf in ("anchor", "centre", "velocity"):
+            for name, value in first.get(leaf, {}).items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(second[leaf][name]))
+
+
 def _resumed(lane: LocalLane, strategy: Strategy, folder: Path, steps: range) -> tuple[Any, Any]:
     """Go on from the folder's checkpoint, if any; the state after loading, and at the end."""
     model, optimizer = model_and_optimizer()
