@@ -103,9 +103,10 @@ def test_bytes_are_divided_by_the_interval_and_the_payload(
         "diloco:interval=2:density=0.125": half / 2 * ((2 * 32 + 2) + (2 * 96 + 2)) / (4 * 256),
         "trickle:interval=4:density=0.25": half / 4 * ((2 * 64 + 2) / (4 * 256) + 1 / 4),
     }
-    # in fragments and beside training the same is sent, whatever it looks like
+    # In fragments and beside training the same is sent, whatever it looks like. (Acknowledgements and headers
+    # of a round are about 17 kB, so much smaller messages than these would take more than 5 % for them.)
     for payload, part in {"fp32": 1, "bf16": 2, "int8": 4, "int4": 8}.items():
-        expected[f"diloco:interval=4:fragments=4:delay=2:payload={payload}"] = dense / 4 / part
+        expected[f"diloco:interval=4:fragments=2:delay=2:payload={payload}"] = dense / 4 / part
     found = run_strategies(list(expected), describe(hosts=4, rate="1gbit"), tmp_path, monkeypatch)
     wrong = []
     for text, promised in expected.items():
