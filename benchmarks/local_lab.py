@@ -3,6 +3,7 @@
     python -m benchmarks.local_lab                                  all cells, 35 minutes on 2 quiet cores
     python -m benchmarks.local_lab --cells 8x20mbit,8x50mbit        some of them
     python -m benchmarks.local_lab --cells 4x1gbit --systems trickle --trial      a minute, to see it work
+    python -m benchmarks.local_lab --cells 8x1gbit --stretch 2      twice the compute and half the rate
 
 Emulated accelerators of 0.3 s per step with 5 M parameters. Cells are WORKERSxRATE: 4 or 8 hosts of the lab
 with 20, 50 or 200 Mbit/s or 1 Gbit/s. Systems are warmed up and timed by turns in the same processes, by the
@@ -51,15 +52,30 @@ def systems_of(asked: Sequence[str], rate_bits_per_s: float) -> list[str]:
     return [name for name in names if rate_bits_per_s >= LEAST_RATE.get(name, 0.0)]
 
 
-def measure_cell(name: str, asked: Sequence[str], *, turns: int, block_s: float) -> dict[str, Any]:
+def stretched(net: str, times: float) -> str:
+    """A net that takes so many times as long.
+
+    >>> stretched("params=5e6,forward=0.1,backward=0.2", 2)
+    'params=5e6,forward=0.2,backward=0.4'
+    """
+    pairs = (part.split("=") for part in net.split(","))
+    return ",".join(
+        f"{k}={float(v) * times:g}" if k in ("forward", "backward") else f"{k}={v}" for k, v in pairs
+    )
+
+
+def measure_cell(
+    name: str, asked: Sequence[str], *, turns: int, block_s: float, stretch: float
+) -> dict[str, Any]:
     """Time all systems of a cell by turns, print a table, and return rows and raw blocks."""
     workers, _, rate = name.partition("x")
     bits_per_s = parse_rate(rate)
     systems = systems_of(asked, bits_per_s)
+    net = REFERENCE_NET if stretch == 1 else stretched(REFERENCE_NET, stretch)
     config = BenchConfig(
         workers=(int(workers),),
-        rates_bits_per_s=(bits_per_s,),
-        nets=(REFERENCE_NET,),
+        rates_bits_per_s=(bits_per_s / stretch,),
+        nets=(net,),
         rivals="benchmarks.rivals",
         turns=turns,
         minutes=60,
@@ -68,12 +84,15 @@ def measure_cell(name: str, asked: Sequence[str], *, turns: int, block_s: float)
     )
     records = time_grid(config, systems)
     rows = [row for row in step_rows(records, (CEILING, *systems)) if row.step_s is not None]
-    _print_table(GridCell(int(workers), bits_per_s, REFERENCE_NET), rows, records)
+    _print_table(GridCell(int(workers), bits_per_s, REFERENCE_NET), rows, records, stretch)
     return {"rows": [asdict(row) for row in rows], "blocks": [asdict(record) for record in records]}
 
 
-def _print_table(place: GridCell, rows: Sequence[Timing], records: Sequence[StepTimed]) -> None:
-    print(f"\n### {title_of(place)}\n")
+def _print_table(
+    place: GridCell, rows: Sequence[Timing], records: Sequence[StepTimed], stretch: float
+) -> None:
+    slowed = "" if stretch == 1 else f", compute and wire {stretch:g} times as slow"
+    print(f"\n### {title_of(place)}{slowed}\n")
     print_head(
         "system", "step, s", "quartiles", "efficiency", "exposed, s", "MB per step", "processor, s", "goal"
     )
@@ -112,6 +131,7 @@ def main() -> None:
     parser.add_argument("--systems", default=",".join((*OURS, *RIVALS)), help="comma-separated (all)")
     parser.add_argument("--turns", type=int, default=3, help="blocks of each system (3)")
     parser.add_argument("--block", type=float, default=2.4, help="timed seconds of a block at least (2.4)")
+    parser.add_argument("--stretch", type=float, default=1.0, help="compute and wire so much slower (1)")
     parser.add_argument("--trial", action="store_true", help="not a result: save it below runs/")
     arguments = parser.parse_args()
     file = result_file("local_lab", trial=arguments.trial)
@@ -119,7 +139,8 @@ def main() -> None:
     found: dict[str, Any] = {}
     for name in arguments.cells.split(","):
         systems = arguments.systems.split(",")
-        found[name] = measure_cell(name, systems, turns=arguments.turns, block_s=arguments.block)
+        given = {"turns": arguments.turns, "block_s": arguments.block, "stretch": arguments.stretch}
+        found[name] = measure_cell(name, systems, **given)
         # After each cell, since a time limit may end the run.
         file.save({"config": vars(arguments), "cells": found})
     note(f"\nsaved {file.path}")

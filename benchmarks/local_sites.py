@@ -1,12 +1,12 @@
 """Two sites of four hosts, 1 Gbit/s to a host and 20 Mbit/s between the sites: who trains how fast?
 
-    python -m benchmarks.local_sites                                   both parts, 10 minutes
-    python -m benchmarks.local_sites --parts lab --turns 1             step times alone
-    python -m benchmarks.local_sites --parts simulated --recipe cifar-resnet20 --data DIR      on a GPU
+    python -m benchmarks.local_sites --parts lab --turns 1                             5 minutes
+    python -m benchmarks.local_sites --parts simulated                                 digits-cnn, 3 minutes
+    python -m benchmarks.local_sites --parts simulated --recipe mnist-cnn --data DIR --jobs 2      15 minutes
 
 `lab`: emulated accelerators with 5 M parameters and 0.3 s per step on hosts of the lab, systems by turns in
 the same processes, whole periods of each. `simulated`: the recipe is trained to its end on the virtual clock
-of such a network, and the time to what all-reduce has after 90 % of its training is read off.
+of such a network, and the time to the recipe's target is read off.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +30,6 @@ from thinwire.bench.config import REFERENCE_NET
 from thinwire.bench.harness import joined, slowest, time_steps, training
 from thinwire.bench.plan import rotated
 from thinwire.bench.systems import System, ours
-from thinwire.events import Evaluated
 from thinwire.hosts.description import Description, describe
 from thinwire.lab.emulate import EmulatedModel
 from thinwire.lab.nets import parse_net
@@ -48,9 +50,12 @@ SYSTEMS = (
     "diloco:fragments=5:delay=5:payload=int4",
     "trickle",
 )
+TALKING = tuple(name for name in SYSTEMS if name not in (BASELINE, CEILING))
 LEAST_STEPS, LONG_STEPS = 8, 2
 """Timed steps; of systems that send everything in every step, fewer: each takes 14 seconds."""
-COMPUTE_S, LATENCY_S, UPLINK_LATENCY_S = 0.01, 0.0004, 0.01
+LATENCY_S, UPLINK_LATENCY_S = 0.0004, 0.01
+BATCH_SIZE = {"digits-cnn": 8, "mnist-cnn": 16}
+"""Of a worker; of other recipes their own."""
 
 
 def two_sites() -> Description:
@@ -108,33 +113,60 @@ def _time(system: System) -> dict[str, float]:
 # -- the simulator --------------------------------------------------------------------------------------
 
 
-def simulate(recipe: str, data: Path | None, strategies: Sequence[str]) -> dict[str, Any]:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """One training on the virtual clock."""
+
+    recipe: str
+    data: Path | None
+    epochs: int
+    compute_s: float
+
+    def __call__(self, strategy: str) -> list[tuple[float, float]]:
+        """Seconds and accuracy after every epoch."""
+        torch.set_num_threads(1)
+        recipe = registry.get(self.recipe)
+        config = resolve(
+            self.recipe,
+            strategy,
+            workers=WORKERS,
+            batch_size=BATCH_SIZE.get(self.recipe, recipe.batch_size),
+            epochs=self.epochs,
+            data=self.data,
+        )
+        cluster = VirtualCluster(
+            description=two_sites(),
+            latency_s=LATENCY_S,
+            uplink_latency_s=UPLINK_LATENCY_S,
+            compute_s=self.compute_s,
+        )
+        with virtual_training(recipe, config, cluster) as run:
+            while not run.done:
+                run.epoch()
+            return [(each.train_s, each.value or 0.0) for each in run.evaluations]
+
+
+def simulate(training: Training, strategies: Sequence[str], jobs: int) -> dict[str, Any]:
     """Train with every strategy, and print the times to accuracy."""
-    torch.set_num_threads(1)
-    curves = {name: _train(recipe, data, name) for name in strategies}
-    exact = curves[EXACT]
-    target = max(each.value or 0.0 for each in exact[: max(1, round(0.9 * len(exact)))])
-    print(f"\n### {recipe} on the virtual clock: seconds to an accuracy of {target:.4f}\n")
+    curves = dict[str, list[tuple[float, float]]]()
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for name, curve in zip(strategies, pool.map(training, strategies), strict=True):
+            note(f"simulated: {name}: {curve[-1][1]:.4f} after {curve[-1][0]:.1f} s")
+            curves[name] = curve
+    target = registry.get(training.recipe).target.value
+    title = f"{training.recipe}, {training.epochs} epochs, {training.compute_s:g} s of compute per step"
+    print(f"\n### {title}: seconds to an accuracy of {target:.1%}\n")
     print_head("strategy", "s to it", "times all-reduce", "final accuracy", "s of the whole training")
-    to_exact_s = next(each.train_s for each in exact if (each.value or 0.0) >= target)
+    to_exact_s = _to(target, curves[EXACT])
     for name, curve in curves.items():
-        to_s = next((each.train_s for each in curve if (each.value or 0.0) >= target), None)
-        reached = ["never", "-"] if to_s is None else [f"{to_s:.2f}", f"{to_exact_s / to_s:.1f}"]
-        print_row(name, *reached, f"{curve[-1].value:.4f}", f"{curve[-1].train_s:.2f}")
-    kept = {name: [(each.train_s, each.value) for each in curve] for name, curve in curves.items()}
-    return {"recipe": recipe, "compute_s": COMPUTE_S, "uplink_latency_s": UPLINK_LATENCY_S, "curves": kept}
+        to_s = _to(target, curve)
+        reached = ["never", "-"] if to_s is None else [f"{to_s:.1f}", f"{(to_exact_s or 0.0) / to_s:.1f}"]
+        print_row(name, *reached, f"{curve[-1][1]:.2%}", f"{curve[-1][0]:.1f}")
+    return {**asdict(training), "uplink_latency_s": UPLINK_LATENCY_S, "target": target, "curves": curves}
 
 
-def _train(recipe: str, data: Path | None, strategy: str) -> list[Evaluated]:
-    note(f"simulated: {strategy} ...")
-    config = resolve(recipe, strategy, workers=WORKERS, batch_size=8, data=data)
-    cluster = VirtualCluster(
-        description=two_sites(), latency_s=LATENCY_S, uplink_latency_s=UPLINK_LATENCY_S, compute_s=COMPUTE_S
-    )
-    with virtual_training(registry.get(recipe), config, cluster) as run:
-        while not run.done:
-            run.epoch()
-        return run.evaluations
+def _to(target: float, curve: Sequence[tuple[float, float]]) -> float | None:
+    return next((at_s for at_s, value in curve if value >= target), None)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -143,6 +175,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=2, help="blocks of each system in the lab (2)")
     parser.add_argument("--recipe", default="digits-cnn", help="of the simulation; a classifier (digits-cnn)")
     parser.add_argument("--data", type=Path, help="folder with its data")
+    parser.add_argument("--epochs", type=int, help="of the simulation (the recipe's own)")
+    parser.add_argument("--compute", type=float, default=0.1, help="seconds per step simulated (0.1)")
+    parser.add_argument("--strategies", default=",".join(TALKING), help="simulated; comma-separated (all)")
+    parser.add_argument("--jobs", type=int, default=1, help="simulations at once (1)")
     parser.add_argument("--trial", action="store_true", help="not a result: save it below runs/")
     parser.add_argument("--worker", type=int, help=argparse.SUPPRESS)
     return parser.parse_args(arguments)
@@ -158,8 +194,12 @@ def main() -> None:
     parts = arguments.parts.split(",")
     found: dict[str, Any] = {"config": vars(arguments), "network": two_sites().summary()}
     if "simulated" in parts:
-        strategies = [name for name in SYSTEMS if name not in (BASELINE, CEILING)]
-        found["simulated"] = simulate(arguments.recipe, arguments.data, strategies)
+        epochs = arguments.epochs or registry.get(arguments.recipe).epochs
+        training = Training(
+            recipe=arguments.recipe, data=arguments.data, epochs=epochs, compute_s=arguments.compute
+        )
+        strategies = dict.fromkeys([EXACT, *arguments.strategies.split(",")])
+        found["simulated"] = simulate(training, list(strategies), arguments.jobs)
         file.save(found)
     if "lab" in parts:
         found["lab"] = measure_lab(arguments.turns)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import thinwire as tw
-from benchmarks import picture
+from benchmarks import picture, timelines
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -68,3 +68,11 @@ def test_the_picture_is_what_the_results_say() -> None:
         assert (DOCS / name).read_text(encoding="utf-8") == picture.draw(theme), (
             "python -m benchmarks.picture"
         )
+
+
+@pytest.mark.parametrize("name", timelines.PICTURES)
+def test_pictures_of_strategies_are_drawn_and_begin_their_pages(name: str) -> None:
+    drawn = (DOCS / name).read_text(encoding="utf-8")
+    assert drawn == timelines.PICTURES[name]().svg(), "python -m benchmarks.timelines"
+    page = (DOCS / name).with_suffix(".md").read_text(encoding="utf-8")
+    assert re.split(r"\n\s*\n", page)[2].endswith(f"]({name})")

@@ -111,19 +111,41 @@ def test_another_optimizer_on_one_rank_is_named_by_all(make: Any, there: str) ->
 
 
 @pytest.mark.parametrize("num_steps", [None, 4000])
-def test_too_few_steps_for_a_density_are_said_once(
+def test_too_few_steps_for_a_density_are_said(
     num_steps: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Before the first step as far as it is known then, and once."""
+    before = list[str]()
+
     def work(lane: LocalLane) -> None:
         model, optimizer = model_and_optimizer()
-        with tw.attach(model, optimizer, tw.GTopK(), process_group=lane, num_steps=num_steps):
+        with tw.attach(model, optimizer, tw.GTopK(), process_group=lane, num_steps=num_steps) as link:
+            link.all_reduce([0.0])  # the first worker has attached, and said what it says
+            before.extend(caplog.messages if lane.rank else [])
             for step in range(3):
                 step_once(model, optimizer, step, lane.rank)
 
     with caplog.at_level(logging.WARNING, logger="thinwire"):
         run_threads(2, work)
-    steps = "3" if num_steps is None else "4,000"
-    assert [f"times in {steps} steps" in message for message in caplog.messages] == [True]
+    steps = "8,000" if num_steps is None else "4,000"
+    assert [f"times in {steps} steps" in message for message in before] == [True]
+    at_the_end = ["times in 3 steps" in message for message in caplog.messages[1:]]
+    assert at_the_end == ([True] if num_steps is None else [])
+
+
+def test_a_share_says_what_it_cost_before_the_first_step(caplog: pytest.LogCaptureFixture) -> None:
+    before = list[str]()
+
+    def work(lane: LocalLane) -> None:
+        model, optimizer = model_and_optimizer()
+        with tw.attach(model, optimizer, tw.GossipGraD(share="auto"), process_group=lane) as link:
+            link.all_reduce([0.0])
+            before.extend(caplog.messages if lane.rank else [])
+            step_once(model, optimizer, 0, lane.rank)
+
+    with caplog.at_level(logging.WARNING, logger="thinwire"):
+        run_threads(2, work)
+    assert ["points of accuracy" in message for message in before] == [True]
 
 
 def test_enough_steps_and_a_world_of_one_need_no_advice(caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ def test_requests_are_answered_and_refusals_told() -> None:
         asked.append(request)
         if request["do"] == "fault":
             raise SettingError("fault must be given")
-        return [Counters(1, 2, 3, 4)] if request["do"] == "counters" else None
+        return {"counters": [Counters(1, 2, 3, 4)], "uplinks": []}.get(str(request["do"]))
 
     ours, theirs = Pipe()
     selector = selectors.DefaultSelector()
@@ -76,6 +76,7 @@ def test_requests_are_answered_and_refusals_told() -> None:
     control.set_rate(1e8, host=2)
     assert asked == [{"do": "rate", "bit_per_s": 1e8, "host": 2}]
     assert control.counters() == [Counters(1, 2, 3, 4)]
+    assert control.uplinks() == []
     with pytest.raises(UsageError, match="refused fault: fault must be given"):
         control.fault("")
     theirs.close()

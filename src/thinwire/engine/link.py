@@ -417,7 +417,7 @@ class Link:
     def _warn_if_short(self) -> None:
         """Say if these were too few steps for the strategy, unless it has been said at attach."""
         told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
-        if self._advises and self.rank == 0 and advice != told:
+        if self._advises and self.rank == 0 and advice not in ("", told):
             _log.warning(advice)
 
     def _note_end(self, regrouper: Regrouper) -> None:

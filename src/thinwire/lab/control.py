@@ -57,6 +57,11 @@ class Control:
         counters: list[Counters] = self._request(do="counters")
         return counters
 
+    def uplinks(self) -> list[Counters]:
+        """Return bytes and packets between every site and the others so far; empty with one site."""
+        counters: list[Counters] = self._request(do="uplinks")
+        return counters
+
     def restart_load(self) -> None:
         """Measure the processor load from now on."""
         self._request(do="restart_load")

@@ -45,7 +45,7 @@ umount -l /mnt
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Traffic of one host's interface, headers included."""
+    """Traffic of one interface, headers included."""
 
     sent_bytes: int
     received_bytes: int
@@ -111,6 +111,12 @@ class ShapedNetwork:
         table = _interfaces()
         ports = (table[f"host{i}"] for i in range(len(self.namespaces)))
         return [Counters(p[0], p[8], p[1], p[9]) for p in ports]  # a port receives what the host sends
+
+    def uplinks(self) -> list[Counters]:
+        """Return the kernel's traffic counters of every site's uplink; none if there is one site."""
+        sites, table = self.description.num_sites, _interfaces()
+        ends = (table[f"down{site}"] for site in range(sites) if sites > 1)
+        return [Counters(p[0], p[8], p[1], p[9]) for p in ends]  # the far end receives what the site sends
 
     def _bridges(self) -> list[str]:
         sites, several = range(self.description.num_sites), self.description.num_sites > 1

@@ -233,6 +233,8 @@ class Supervisor:
                 self._apply_due_faults()
             case "counters":
                 return self._network.counters()
+            case "uplinks":
+                return self._network.uplinks()
             case "report":
                 self._reports.append(request["value"])
             case "restart_load":

@@ -17,6 +17,9 @@ import thinwire as tw
 from tests.contract.training import BUCKET_BYTES, batch, model_and_optimizer, step_once
 from tests.worlds import run_threads
 from thinwire.strategies.base import Strategy
+from thinwire.strategies.contrib.grouping_sgd import GroupingSGD
+from thinwire.strategies.contrib.lasgd import LASGD
+from thinwire.strategies.contrib.leader_sgd import LeaderSGD
 from thinwire.wire.local import LocalLane
 
 FAMILY: list[Strategy] = [
@@ -29,7 +32,17 @@ FAMILY: list[Strategy] = [
     tw.PostLocal(exact_steps=2, interval=3),
     tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
 ]
+CENTRED: list[Strategy] = [tw.Downpour(interval=2), tw.EASGD(interval=2)]
+OTHERS: list[Strategy] = [
+    *CENTRED,
+    tw.DiLoCo(interval=3, gossip=True),
+    tw.HierarchicalAveraging(interval=4, groups=1, inside="gradients"),
+    LASGD(),
+    LeaderSGD(interval=4, inner_interval=2, groups=1),
+    GroupingSGD(interval=2, measured_steps=2),
+]
 every = pytest.mark.parametrize("strategy", FAMILY, ids=repr)
+all_of_them = pytest.mark.parametrize("strategy", FAMILY + OTHERS, ids=repr)
 
 
 class Muon(Optimizer):
@@ -100,10 +113,11 @@ def test_diloco_is_its_formula_with_any_inner_optimizer(make: Callable[[Any], Op
 
 
 @every
-def test_workers_stay_together_under_adamw(strategy: Strategy) -> None:
+@pytest.mark.parametrize("name", ["momentum", "AdamW", "Muon"])
+def test_workers_stay_together_with_any_inner_optimizer(strategy: Strategy, name: str) -> None:
     def train(lane: LocalLane, strategy: Strategy) -> float:
         model, _ = model_and_optimizer()
-        optimizer = OPTIMIZERS["AdamW"](model.parameters())
+        optimizer = OPTIMIZERS[name](model.parameters())
         with attach(model, optimizer, strategy, lane) as link:
             for step in range(24):
                 step_once(model, optimizer, step, lane.rank)
@@ -141,7 +155,7 @@ def test_intervals_count_optimizer_steps_not_backward_passes(strategy: Strategy)
         assert (a - b).norm() <= 1e-6 * a.norm()  # a rounded message may round the other way
 
 
-@every
+@all_of_them
 def test_mixed_precision(strategy: Strategy) -> None:
     """Half-precision forward, scaled gradients: as close to the same in float32 as rounding allows."""
 
@@ -158,6 +172,8 @@ def test_mixed_precision(strategy: Strategy) -> None:
                 scaler.scale(loss).backward()
                 scaler.step(optimizer)
                 scaler.update()
+                if strategy in OTHERS:
+                    link.synchronize()  # two runs are alike, also where nobody waits for anybody
             assert link.stats.steps == 12
         return flat(model)
 
@@ -166,7 +182,7 @@ def test_mixed_precision(strategy: Strategy) -> None:
     assert (halves[0] - plain[0]).norm() < 0.1 * plain[0].norm()
 
 
-@every
+@all_of_them
 def test_the_end_may_be_in_the_middle_of_an_interval(strategy: Strategy) -> None:
     """Steps after the last interval are not lost: everyone leaves with the mean of all models."""
 
@@ -195,7 +211,7 @@ class Normed(nn.Module):
         return out
 
 
-@every
+@all_of_them
 def test_buffers_stay_with_their_worker_and_are_averaged_with_the_model(strategy: Strategy) -> None:
     def train(lane: LocalLane) -> dict[str, Tensor]:
         torch.manual_seed(0)
@@ -226,6 +242,37 @@ def test_buffers_stay_with_their_worker_and_are_averaged_with_the_model(strategy
         assert torch.allclose(seen["averaged"], mean, rtol=1e-12)
         assert torch.allclose(seen["mean"], weights, rtol=1e-12)
         assert torch.allclose(seen["left"], mean, rtol=1e-12)
+
+
+@all_of_them
+def test_averaging_in_the_middle_gives_all_the_mean_and_training_goes_on(strategy: Strategy) -> None:
+    """`average_` is not a step: what all have in common stays as it was, on all of them."""
+
+    def train(lane: LocalLane) -> tuple[Tensor, Tensor, list[dict[str, Any]]]:
+        model, optimizer = model_and_optimizer()
+        common = []
+        with attach(model, optimizer, strategy, lane) as link:
+            for step in range(5):
+                step_once(model, optimizer, step, lane.rank)
+            link.synchronize()
+            before = flat(model)
+            common.append(link.state_dict()["leaves"])
+            link.average_()
+            after = flat(model)
+            common.append(link.state_dict()["leaves"])
+            assert link.stats.steps == 5
+            for step in range(5, 12):
+                step_once(model, optimizer, step, lane.rank)
+            assert bool(flat(model).isfinite().all())
+        return before, after, common
+
+    everyone = run_threads(3, train)
+    mean = torch.stack([before for before, *_ in everyone]).mean(0)
+    for _, after, (first, second) in everyone:
+        assert (after - mean).norm() <= 1e-12 * mean.norm()
+        for leaf in ("anchor", "centre", "velocity"):
+            for name, value in first.get(leaf, {}).items():
+                assert torch.equal(torch.as_tensor(value), torch.as_tensor(second[leaf][name]))
 
 
 def _resumed(lane: LocalLane, strategy: Strategy, folder: Path, steps: range) -> tuple[Any, Any]:
@@ -262,6 +309,46 @@ def test_another_number_of_workers_goes_on_in_the_middle_of_an_interval(
     end = [state["leaves"] for _, state in after]
     for name, value in end[0].get("anchor", {}).items():
         assert all(torch.equal(each["anchor"][name], value) for each in end)
+
+
+@pytest.mark.parametrize("strategy", CENTRED, ids=repr)
+@pytest.mark.parametrize("parts", [1, 4])
+def test_a_centre_is_asked_once_in_an_interval_of_optimizer_steps(strategy: Strategy, parts: int) -> None:
+    def train(lane: LocalLane) -> tuple[int, int]:
+        model, optimizer = model_and_optimizer()
+        with attach(model, optimizer, strategy, lane) as link:
+            for step in range(7):
+                x, y = batch(step, lane.rank)
+                optimizer.zero_grad()
+                for part in range(parts):
+                    (model(x[part::parts]) - y[part::parts]).square().mean().backward()
+                optimizer.step()
+                link.synchronize()
+            return int(link.stats.instruments["asked"]), len(link._core.buckets)
+
+    for asked, num_buckets in run_threads(3, train):
+        assert asked == 7 // 2 * num_buckets
+
+
+@pytest.mark.parametrize("strategy", CENTRED, ids=repr)
+@pytest.mark.parametrize("workers", [2, 3, 4])
+def test_a_centre_goes_on_from_a_checkpoint_with_any_number_of_workers(
+    strategy: Strategy, workers: int, tmp_path: Path
+) -> None:
+    """Saved in the middle of an interval: all workers begin with the centre as its owners had it."""
+    before = run_threads(3, lambda lane: _resumed(lane, strategy, tmp_path, range(5)))
+    after = run_threads(workers, lambda lane: _resumed(lane, strategy, tmp_path, range(5, 9)))
+    owned = [state["leaves"]["centre"] for _, state in before]
+    assert all(state["steps"] == 5 for state, _ in after)
+    for name, value in owned[0].items():
+        everywhere = [
+            *(each[name] for each in owned),
+            *(state["leaves"]["centre"][name] for state, _ in after),
+        ]
+        assert all(torch.equal(each, value) for each in everywhere)
+    ends = [state["leaves"]["centre"] for _, state in after]
+    assert all(torch.equal(end[name], value) for end in ends for name, value in ends[0].items())
+    assert any(not torch.equal(ends[0][name], value) for name, value in owned[0].items()), "it was asked"
 
 
 def test_asynchronous_easgd_with_one_worker_is_its_recursion() -> None:

@@ -6,12 +6,11 @@ import random
 import time
 from collections.abc import Callable
 from copy import deepcopy
-from typing import Any
+from typing import Any, get_args
+from unittest.mock import patch
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import thinwire as tw
@@ -19,6 +18,8 @@ from tests.contract.training import BUCKET_BYTES, batch, model_and_optimizer, pl
 from tests.worlds import run_threads
 from thinwire.errors import SettingError
 from thinwire.strategies.base import Strategy
+from thinwire.strategies.local.base import LocalStrategy
+from thinwire.strategies.local.fragments import Pattern
 from thinwire.wire.local import LocalLane
 
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -75,6 +76,56 @@ def test_hierarchy_with_one_interval_is_sasgd(groups: int) -> None:
         assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("groups", [[[0, 1], [2, 3]], [[0, 1], [2]]])
+def test_a_hierarchy_is_its_formula_step_by_step(groups: list[list[int]]) -> None:
+    """Strips, where groups are of one size, and all at once where they are not."""
+    inner, interval, steps = 2, 4, 11
+    workers = sum(map(len, groups))
+    models = [model_and_optimizer()[0] for _ in range(workers)]
+    optimizers = [sgd(0.9)(model) for model in models]
+    for step in range(steps):
+        for rank, (model, optimizer) in enumerate(zip(models, optimizers, strict=True)):
+            step_once(model, optimizer, step, rank)
+        everywhere = [[rank for group in groups for rank in group]]
+        for group in everywhere if (step + 1) % interval == 0 else groups:
+            mean = torch.stack([_flat(models[rank]) for rank in group]).mean(0)
+            for rank in group if (step + 1) % inner == 0 else []:
+                torch.nn.utils.vector_to_parameters(mean.clone(), models[rank].parameters())
+    strategy = tw.HierarchicalAveraging(inner_interval=inner, interval=interval, groups="measured")
+    with patch("thinwire.strategies.local.groups.by_paths", lambda table: groups):
+        averaged = trained(strategy, workers, steps)
+    for ours, model in zip(averaged, models, strict=True):
+        assert_close(ours, [p.detach() for p in model.parameters()])
+
+
+def test_post_local_is_exact_sgd_and_then_averages() -> None:
+    exact_steps, interval, workers, steps = 5, 3, 3, 13
+    strategy = tw.PostLocal(exact_steps=exact_steps, interval=interval)
+    exact = trained(tw.AllReduce(), workers, exact_steps)
+    for ours, theirs in zip(trained(strategy, workers, exact_steps), exact, strict=True):
+        assert_close(ours, theirs)
+    models = [model_and_optimizer()[0] for _ in range(workers)]
+    optimizers = [sgd(0.9)(model) for model in models]
+    for step in range(steps):
+        for rank, model in enumerate(models):
+            x, y = batch(step, rank)
+            optimizers[rank].zero_grad()
+            (model(x) - y).square().mean().backward()
+        if step < exact_steps:
+            for parameters in zip(*(model.parameters() for model in models), strict=True):
+                mean = torch.stack([p.grad for p in parameters]).mean(0)
+                for parameter in parameters:
+                    parameter.grad = mean.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+        if step >= exact_steps and (step + 1) % interval == 0:
+            mean = torch.stack([_flat(model) for model in models]).mean(0)
+            for model in models:
+                torch.nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+    for ours, model in zip(trained(strategy, workers, steps), models, strict=True):
+        assert_close(ours, [p.detach() for p in model.parameters()])
+
+
 def test_a_hierarchy_agrees_in_its_groups_more_often_than_over_all() -> None:
     strategy = tw.HierarchicalAveraging(inner_interval=2, interval=8, groups=2)
     workers = trained(strategy, 4, 6)
@@ -98,13 +149,28 @@ def test_a_hierarchy_with_exact_groups_equals_workers_with_their_batches() -> No
     assert_close(pairs[0], [p.detach() for p in alone.parameters()])
 
 
-@pytest.mark.parametrize("fragments", [1, 2, 3])
-def test_diloco_is_its_formula_step_by_step(fragments: int) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "rate", "momentum"),
+    [
+        *(
+            (
+                tw.DiLoCo(interval=3, fragments=count, outer_lr=0.6, outer_momentum=0.8, pattern=pattern),
+                0.6,
+                0.8,
+            )
+            for count in (1, 2, 3)
+            for pattern in get_args(Pattern)
+        ),
+        (tw.PartialAveraging(interval=3), 1.0, 0.0),
+        (tw.PartialAveraging(interval=3, fragments=2), 1.0, 0.0),
+    ],
+    ids=repr,
+)
+def test_the_outer_step_is_its_formula_step_by_step(
+    strategy: LocalStrategy, rate: float, momentum: float
+) -> None:
     """Fragments of whole steps: the formula is applied to all numbers that are due, by index."""
     interval, workers, steps = 3, 3, 10
-    strategy = tw.DiLoCo(
-        interval=interval, fragments=fragments, outer_lr=0.6, outer_momentum=0.8, pattern="sequential"
-    )
     models = [model_and_optimizer()[0] for _ in range(workers)]
     optimizers = [sgd(0.9)(model) for model in models]
     anchor = _flat(models[0])
@@ -115,8 +181,8 @@ def test_diloco_is_its_formula_step_by_step(fragments: int) -> None:
             step_once(model, optimizer, step, rank)
         due = due_of[(step + 1) % interval]
         moved = torch.stack([_flat(model) for model in models]).mean(0) - anchor
-        velocity[due] = 0.8 * velocity[due] + moved[due]
-        anchor[due] += 0.6 * (moved[due] + 0.8 * velocity[due])
+        velocity[due] = momentum * velocity[due] + moved[due]
+        anchor[due] += rate * (moved[due] + momentum * velocity[due])
         for model in models:
             now = _flat(model)
             now[due] = anchor[due]
@@ -129,7 +195,7 @@ def _flat(model: nn.Module) -> Tensor:
     return torch.cat([p.detach().view(-1) for p in model.parameters()])
 
 
-def _due_by_step(strategy: tw.DiLoCo, model: nn.Module, interval: int) -> list[Tensor]:
+def _due_by_step(strategy: LocalStrategy, model: nn.Module, interval: int) -> list[Tensor]:
     """By step modulo the interval: the places, in the model's own order, of the numbers due after it."""
     model = deepcopy(model)
     with torch.no_grad():
@@ -146,52 +212,6 @@ def _due_by_step(strategy: tw.DiLoCo, model: nn.Module, interval: int) -> list[T
         found.append(torch.cat([torch.zeros(0), *parts]).long())
     link.detach()
     return found
-
-
-@st.composite
-def shapes_and_strategies(draw: st.DrawFn) -> tuple[list[int], int, Strategy]:
-    sizes = draw(st.lists(st.integers(1, 60), min_size=1, max_size=7))
-    interval = draw(st.integers(1, 5))
-    fragments, delay = draw(st.integers(1, interval)), draw(st.integers(0, interval))
-    strategy: Strategy = draw(
-        st.sampled_from(
-            [
-                tw.SASGD(interval=interval),
-                tw.PartialAveraging(interval=interval, fragments=fragments, delay=delay),
-                tw.DiLoCo(
-                    interval=interval, fragments=fragments, delay=delay, outer_lr=1.0, outer_momentum=0.0
-                ),
-                tw.DiLoCo(
-                    interval=interval, fragments=fragments, outer_lr=1.0, outer_momentum=0.0, quorum=0.99
-                ),
-                tw.HierarchicalAveraging(inner_interval=1, interval=interval, groups=1),
-            ]
-        )
-    )
-    return sizes, draw(st.integers(8, 2000)), strategy
-
-
-@given(case=shapes_and_strategies())
-@settings(max_examples=40, deadline=None)
-def test_every_tensor_is_averaged(case: tuple[list[int], int, Strategy]) -> None:
-    sizes, bucket_bytes, strategy = case
-
-    def train(lane: LocalLane) -> list[Tensor]:
-        model = nn.ParameterList([nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in sizes])
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        with tw.attach(model, optimizer, strategy, process_group=lane, bucket_bytes=bucket_bytes) as link:
-            with torch.no_grad():
-                for parameter in model:
-                    parameter.fill_(1.0 + 2 * lane.rank)
-            for _ in range(2 * strategy.period):
-                sum(p.sum() for p in model).backward()
-                optimizer.step()
-            link.synchronize()
-            return [p.detach().clone() for p in model]
-
-    for weights in run_threads(2, train):
-        for weight in weights:
-            assert torch.equal(weight, torch.full_like(weight, 2.0))
 
 
 def test_slow_momentum_keeps_the_meaning_of_the_learning_rate() -> None:

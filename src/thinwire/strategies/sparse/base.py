@@ -220,18 +220,26 @@ class SparseStrategy(Strategy):
     # -- what it says of itself ---------------------------------------------------------------------
 
     def advice(self, num_steps: int | None, world_size: int) -> str:
+        fewest = max(FEWEST_CHANGES, CHANGES_PER_WORKER * world_size)
+        name = f"{type(self).__name__} with density={self.density:g}"
+        few = f"fewer than about {fewest:g} with {world_size} workers may cost more than a point of accuracy"
+        where = "see docs/gtopk.md, 'What it costs in accuracy'"
         if num_steps is None:
-            return ""
-        changes, fewest = self.density * num_steps, max(FEWEST_CHANGES, CHANGES_PER_WORKER * world_size)
+            if self.density >= FIRST_DENSITY:
+                return ""
+            return (
+                f"{name} changes a parameter {fewest:g} times in {fewest / self.density:,.0f} steps; {few}: "
+                f"train as long, or give attach num_steps, and it says which density is enough; {where}"
+            )
+        changes = self.density * num_steps
         if changes >= fewest:
             return ""
         enough = fewest / max(1, num_steps)
         more = f"set density={enough:.2g} or more"
         better = more if enough < FIRST_DENSITY else "send everything (all-reduce)"
         return (
-            f"{type(self).__name__} with density={self.density:g} changes a parameter {changes:.2g} times in "
-            f"{num_steps:,} steps; fewer than about {fewest:g} with {world_size} workers cost accuracy: "
-            f"{better}, or train longer; see docs/gtopk.md, 'What it costs in accuracy'"
+            f"{name} changes a parameter {changes:.2g} times in {num_steps:,} steps; {few}: {better}, "
+            f"or train longer; {where}"
         )
 
     def instruments(self, state: SparseState) -> Mapping[str, float]:

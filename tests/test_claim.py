@@ -1,0 +1,54 @@
+"""The search of `benchmarks.sasgd_claim` over its grid, and a net made slower by `benchmarks.local_lab`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from benchmarks import sasgd_claim
+from benchmarks.local_lab import stretched
+from benchmarks.sasgd_claim import RATES, ClaimRun, Trainings, parse, tuned
+
+FIRST = ClaimRun(system="sasgd", interval=8, rate=0.0, momentum=0.0, seed=0, epochs=1)
+
+
+@pytest.mark.parametrize("best", range(len(RATES)))
+def test_the_best_rate_is_found_wherever_it_is(
+    best: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of accuracies that fall to both sides of it; rates that were tried before are not tried again."""
+    trained = list[ClaimRun]()
+
+    def train(run: ClaimRun) -> ClaimRun:
+        trained.append(run)
+        value = 1.0 - 0.1 * abs(RATES.index(run.rate) - best)
+        return replace(run, values=[value], seconds=[1.0])
+
+    def call(self: Trainings, runs: Sequence[ClaimRun]) -> list[ClaimRun]:
+        for run in runs:
+            if run.key not in self._done:
+                self._keep(train(run))
+        return [self._done[run.key] for run in runs]
+
+    monkeypatch.setattr(sasgd_claim.Trainings, "__call__", call)
+    work = tmp_path / "work.jsonl"
+    arguments = parse(["--data", str(tmp_path), "--work", str(work)])
+    found = Trainings(arguments, work).tune([FIRST])
+    assert tuned(found, "sasgd").rate == RATES[best]
+    assert len(trained) == len({run.key for run in trained}) == len(found)
+    assert len(found) <= 6
+    tried = len(trained)
+    again = Trainings(arguments, work).tune([FIRST])
+    assert (len(trained), len(again)) == (tried, tried)
+
+
+def test_a_training_that_ends_early_has_no_value() -> None:
+    assert replace(FIRST, epochs=2, values=[0.9], seconds=[1.0]).value == 0.0
+
+
+def test_a_stretched_net_takes_longer_and_is_as_large() -> None:
+    net = "params=5e6,layers=16,forward=0.1,backward=0.2"
+    assert stretched(net, 2) == "params=5e6,layers=16,forward=0.2,backward=0.4"
