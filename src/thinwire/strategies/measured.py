@@ -48,7 +48,7 @@ class Measured:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it was long enough, and shows more than chance; if not, it counts for its own recipe only."""
+        """Whether it was long enough and shows more than chance; else it counts for its own recipe only."""
         clear = self.error <= RESOLVED or self.loss > FAR * self.error
         return clear and self.steps >= LEAST_STEPS
 
