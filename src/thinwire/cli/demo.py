@@ -47,7 +47,7 @@ FIRST_STEPS = 8
 
 
 def demo(out: options.Out = None) -> None:
-    """Plan a training on four hosts joined by 200 Mbit/s, then train it there: was the plan right?"""
+    """Plan a training on four hosts joined by 400 Mbit/s, then train it there: was the plan right?"""
     from thinwire.planner.plan import links_of, make_plan  # here, so that `--help` does not wait for torch
 
     [study] = DEMO.studies
