@@ -9,7 +9,7 @@ TEXT := $(wildcard *.md docs)
 help:  ## show this list
 	@sed -n 's/^\([a-z]*\):.*## /make \1\t/p' Makefile
 
-demo: $(READY)  ## plan a training on 4 emulated hosts at 200 Mbit/s, train it there, and compare (3 minutes)
+demo: $(READY)  ## plan a training on 4 emulated hosts at 400 Mbit/s, train it there, and compare (3 minutes)
 	thinwire demo
 
 test: $(READY)  ## run the tests, but for those of the lab and a few slow ones

@@ -96,6 +96,7 @@ def _row(
         "metric": metric,
         "workers": workers,
         "epochs": epochs,
+        "steps": _num_steps(runs[-1]),
         "strategy": name,
         "settings": without_lead_in(registry.resolved(strategy)),
         "loss": round(loss, 3),
@@ -104,6 +105,12 @@ def _row(
         "source": f"benchmarks/results/{file}",
         "adaptive": _is_adaptive(recipe),
     }
+
+
+def _num_steps(run: dict[str, Any]) -> int:
+    """Of a whole run; the map has those at the end of each epoch."""
+    steps = run["steps"]
+    return int(steps[-1] if isinstance(steps, list) else steps)
 
 
 @functools.cache

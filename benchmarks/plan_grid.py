@@ -41,6 +41,10 @@ SYSTEMS = (
     "trickle",
     "partial-averaging",
     "diloco:interval=10",
+    "diloco:fragments=5:delay=5",
+    "post-local:exact_steps=0",
+    "hierarchical-averaging",
+    "downpour",
     "easgd",
 )
 SMALL = "params=2.5e5,layers=8,forward=0.04,backward=0.08"

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from thinwire.cli.demo import _accuracy, _summary
+from thinwire.bench.config import DEMO
+from thinwire.cli.demo import OTHERS, _accuracy, _lengths, _summary
 from thinwire.events import EventWriter, Progress, Summary
-from thinwire.planner.accuracy import EXACT, Expected
+from thinwire.planner.accuracy import EXACT, Expected, expected
+from thinwire.strategies import registry
 
 
 def progress(step: int, train_s: float) -> Progress:
@@ -47,6 +49,26 @@ def test_the_first_steps_are_not_timed(tmp_path: Path) -> None:
 def test_what_was_not_trained_has_no_summary(tmp_path: Path) -> None:
     assert _summary(tmp_path / "nowhere") is None
     assert _summary(write(tmp_path, (1, 5.0), (10, 6.0))) is None
+
+
+def test_the_plan_is_for_the_steps_that_are_trained() -> None:
+    [study] = DEMO.studies
+    num_steps, num_tested = _lengths(study)
+    samples_per_step = study.workers * 16
+    assert num_steps == study.epochs * -(-1437 // samples_per_step)
+    assert num_tested == 360
+
+
+def test_the_demos_recommendation_is_judged_by_the_demos_own_training() -> None:
+    """What its strategies lose was measured with its recipe, workers and steps, and not with a longer one."""
+    [study] = DEMO.studies
+    num_steps, _ = _lengths(study)
+    for text in ("gossip-grad", *OTHERS):
+        name, given = registry.parse(text)
+        settings = registry.resolved(registry.build(name, given))
+        loss = expected(name, settings, study.workers, recipe=study.recipe, num_steps=num_steps)
+        assert loss is not None
+        assert f"{study.recipe} with {study.workers} workers, {study.epochs} epochs" in loss.basis
 
 
 def test_a_loss_is_said_with_what_one_training_may_lose() -> None:

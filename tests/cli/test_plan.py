@@ -31,6 +31,7 @@ SIZES = ("plan", "--params", "1e6", "--layers", "4", "--compute", "0.1s")
         (("plan",), "the model must be given once, got none"),
         (("plan", "--params", "1e6"), "--params needs --compute"),
         (("plan", "--params=-1e6", "--compute", "0.1s"), "params must be a positive number"),
+        ((*SIZES, "--workers", "8..2"), "workers must be a smaller number before .. than after it"),
         (("doctor", "--hosts", "3"), "--hosts, --rank and --first go together"),
     ],
 )

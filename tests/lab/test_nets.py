@@ -20,6 +20,7 @@ from thinwire.lab.nets import NET_NAMES, known_net, parse_net
         ("lstm-ptb", 66_034_000, 100 / 392.0),
         ("vgg-a", 132_863_336, 4 * 90 / 2510),
         ("dnn7", 45_122_648, 64 / 4600),
+        ("overfeat", 145_920_872, 4 / 90),
     ],
 )
 def test_totals_match_the_architecture(name: str, num_params: int, step_s: float) -> None:

@@ -10,8 +10,8 @@ from thinwire.strategies.measured import Measured, table
 
 
 def row(**changes: Any) -> Measured:
-    usual: dict[str, Any] = {"recipe": "a", "metric": "accuracy", "workers": 8, "epochs": 3, "strategy": "s"}
-    usual |= {"settings": {}, "loss": 0.5, "error": 0.1, "seeds": 3, "source": "file"}
+    usual: dict[str, Any] = {"recipe": "a", "metric": "accuracy", "workers": 8, "epochs": 3, "steps": 6000}
+    usual |= {"strategy": "s", "settings": {}, "loss": 0.5, "error": 0.1, "seeds": 3, "source": "file"}
     return Measured(**usual | changes)
 
 
@@ -71,6 +71,21 @@ def test_a_row_that_shows_mostly_chance_counts_for_its_own_recipe_only() -> None
     assert unknown.loss == 0.5
     assert own is not None
     assert own.loss == 3.0
+
+
+def test_a_short_training_is_not_judged_by_long_ones() -> None:
+    rows = [row()]
+    assert [expected("s", {}, 8, num_steps=steps, rows=rows) is None for steps in (599, 600)] == [True, False]
+
+
+def test_a_short_training_counts_for_its_own_recipe_only() -> None:
+    rows = [row(), row(recipe="short", loss=3.0, steps=200)]
+    unknown, own = (expected("s", {}, 8, recipe=name, rows=rows) for name in (None, "short"))
+    assert unknown is not None
+    assert unknown.loss == 0.5
+    assert own is not None
+    assert own.loss == 3.0
+    assert "3 epochs of 66 steps" in own.basis
 
 
 def test_the_nearest_number_of_workers_that_is_enough() -> None:

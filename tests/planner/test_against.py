@@ -68,13 +68,15 @@ def test_what_is_no_grid_is_named(tmp_path: Path, content: str) -> None:
         compare(tmp_path / "..")
 
 
-def test_a_proposal_is_one_page_with_its_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_proposal_is_one_page_with_its_plots(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = tmp_path / "plan.html"
     sizes = ("--params", "1e6", "--layers", "8", "--compute", "0.1s")
     strategies = ("--strategy", "all-reduce", "--strategy", "gossip-grad")
     assert main(["plan", *sizes, *strategies, "--workers", "2,4", "--proposal", str(page)]) == 0
     text = page.read_text()
-    assert "<svg" in text
+    assert text.count("<svg") == 2
+    assert "Efficiency of a worker" in text
     assert "Scaling of 1,000,000 parameters in 8 layers" in text
     assert "How sure this is" in text
     assert (tmp_path / "scaling.png").exists()
+    assert (tmp_path / "efficiency.png").exists()

@@ -112,7 +112,7 @@ QUICK = replace(
 DEMO = replace(
     QUICK,
     workers=(),
-    studies=(Study(recipe="digits-wide", rate_bits_per_s=200e6, epochs=4, evaluate_every=22, minutes=2.0),),
+    studies=(Study(recipe="digits-wide", rate_bits_per_s=400e6, epochs=8, evaluate_every=46, minutes=2.5),),
 )
 
 

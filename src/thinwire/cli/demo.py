@@ -47,7 +47,7 @@ FIRST_STEPS = 8
 
 
 def demo(out: options.Out = None) -> None:
-    """Plan a training on four hosts joined by 200 Mbit/s, then train it there: was the plan right?"""
+    """Plan a training on four hosts joined by 400 Mbit/s, then train it there: was the plan right?"""
     from thinwire.planner.plan import links_of, make_plan  # here, so that `--help` does not wait for torch
 
     [study] = DEMO.studies
@@ -57,7 +57,8 @@ def demo(out: options.Out = None) -> None:
     )
     hosts = _examined(study)
     note(f"2. the plan: {study.recipe}, timed while {study.workers} workers compute at once")
-    work = _timed(study)
+    num_steps, num_tested = _lengths(study)
+    work = replace(_timed(study), num_steps=num_steps * study.workers)  # as one worker would make them
     strategies = [EXACT, "gossip-grad", *OTHERS]
     links = links_of(work, strategies)
     plan = make_plan(work, hosts, [study.workers], strategies=strategies, budget=BUDGET, links=links)
@@ -71,7 +72,7 @@ def demo(out: options.Out = None) -> None:
     folder = carry_out(DEMO, trained, out, prints=False)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
-    typer.echo(_sentence(chosen, predicted, found, losses[chosen], _num_tested(study)))
+    typer.echo(_sentence(chosen, predicted, found, losses[chosen], num_tested))
     page = folder / "report.html"
     typer.echo(f"The trainings, drawn: {page if page.exists() else folder}")
 
@@ -104,11 +105,16 @@ def _timed(study: Study) -> Workload:
     return replace(work, name=study.recipe, recipe=study.recipe)
 
 
-def _num_tested(study: Study) -> int:
-    """Samples that accuracy is measured on."""
+def _lengths(study: Study) -> tuple[int, int]:
+    """Steps of a training, and samples that its accuracy is measured on."""
     from thinwire.recipes import registry
+    from thinwire.recipes.config import resolve
+    from thinwire.recipes.setup import RunSetup
 
-    return len(registry.get(study.recipe).training().data(None).test)
+    given: dict[str, Any] = {"workers": study.workers, "epochs": study.epochs, "batch_size": study.batch_size}
+    config = resolve(study.recipe, "silent", device="cpu", **given)
+    setup = RunSetup.load(registry.get(study.recipe), config)
+    return setup.plan(study.workers).num_steps, len(setup.data.test)
 
 
 def _summary(run: Path) -> dict[str, Any] | None:

@@ -80,9 +80,10 @@ def place(hosts: int | None, rank: int | None, first: str | None) -> dict[str, s
 
 
 def text(found: Diagnosis) -> str:
-    """A table of hosts, all at once, and the findings."""
-    head = "host|interface|address|pairs|latency|steps/s|copies|selects|torch|python"
+    """A table of hosts (clocks against that of the first), all at once, and the findings."""
+    head = "host|interface|address|pairs|latency|clock|steps/s|copies|selects|torch|python"
     rows = [head.split("|")]
+    skews = {0: 0.0} | {path.ranks[1]: path.skew_s for path in found.paths if path.ranks[0] == 0}
     for host, speed in zip(found.hosts, found.speeds, strict=True):
         paths = [path for path in found.paths if host.rank in path.ranks]
         rates = as_rate(float(f"{median(path.bit_per_s for path in paths):.3g}"))
@@ -90,7 +91,8 @@ def text(found: Diagnosis) -> str:
         speeds = [f"{speed.steps_per_s:.0f}", f"{as_bytes(speed.copy_bytes_per_s)}/s"]
         selects = f"{speed.select_numbers_per_s / 1e6:.0f} M/s"
         where = [host.name, host.interface, host.address]
-        rows.append([*where, rates, latency, *speeds, selects, host.torch, host.python])
+        clock = f"{'-' if skews[host.rank] < 0 else '+'}{as_seconds(abs(skews[host.rank]))}"
+        rows.append([*where, rates, latency, clock, *speeds, selects, host.torch, host.python])
     hop_s = found.cluster.hop_s or found.cluster.latency_s
     at_once = (
         f"all at once: {as_rate(float(f'{found.busy_bit_per_s:.3g}'))} while computing, "

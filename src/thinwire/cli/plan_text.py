@@ -120,14 +120,16 @@ def _verdict(made: Plan) -> str:
 
 def paper_text(found: Paper) -> str:
     """A paper's published numbers beside the planner's."""
-    rows = [["", "unit", "published", "predicted", "ratio", ""]]
+    formulas = any(row.formula is not None for row in found.rows)
+    rows = [["", "unit", "published", "predicted", "ratio", *(["paper's formula"] if formulas else [])]]
     for row in found.rows:
         numbers = [three_digits(row.published), three_digits(row.predicted), f"{row.ratio:.2f}"]
-        rows.append([row.what, row.unit, *numbers, row.note])
+        by_formula = "-" if row.formula is None else f"{row.formula:.4g}"
+        rows.append([row.what, row.unit, *numbers, *([by_formula] if formulas else [])])
     caveats = [f"- {words}" for words in found.caveats]
     parts = [
         f"{found.title}\n{found.source}",
-        columns(rows, left=(0, 1, 5)),
+        columns(rows, left=(0, 1)),
         found.finding,
         "\n".join(caveats),
     ]

@@ -107,7 +107,8 @@ def parse_counts(text: str, *, field: str = "workers") -> list[int]:
     for word in text.split(","):
         low, dots, high = word.partition("..")
         first, last = (whole(w, field, "64, 4,16 or 4..64", text) for w in (low, high if dots else low))
-        check(1 <= first <= last <= MOST, field, f"from 1 to {MOST:,}", text)
+        check(1 <= first <= MOST and 1 <= last <= MOST, field, f"from 1 to {MOST:,}", text)
+        check(first <= last, field, "a smaller number before .. than after it", text)
         while first < last:
             counts.append(first)
             first *= 2

@@ -121,6 +121,7 @@ def _vgg(repeats: Sequence[int], side: int, *widths: int, norm: bool) -> list[La
 
 
 _ALEXNET = [(64, 11, 55), (192, 5, 27), (384, 3, 13), (256, 3, 13), (256, 3, 13)]
+_OVERFEAT = [(96, 11, 56), (256, 5, 24), (512, 3, 12), (1024, 3, 12), (1024, 3, 12)]
 _RESNET20 = [(16, 3, 32)] * 7 + [(32, 3, 16)] * 6 + [(64, 3, 8)] * 6
 _KNOWN: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
     # Samples/s of one worker [read] in the gTop-k authors' plotting script for P=1. Their P=32 breakdowns
@@ -130,6 +131,8 @@ _KNOWN: dict[str, tuple[Callable[[], list[Layer]], float, int]] = {
     "dnn7": (lambda: _chain([], 429, *[2048] * 7, 9304), 4600.0, 64),
     # Sequences/s: unit and batch are [derived], with 20 their dense all-reduce would beat its own ring limit
     "lstm-ptb": (_lstm_ptb, 392.0, 100),
+    # The fast model of Sermanet 2013 [recall]; images/s of one node and 256 images on 64: Das 2016 [recall]
+    "overfeat": (lambda: _chain(_OVERFEAT, 36864, 3072, 4096, 1000, norm=False), 90.0, 4),
     "resnet20": (lambda: _chain(_RESNET20, 64, 10), 920.632, 128),
     "resnet50": (_resnet50, 52.873, 256),  # they accumulate 16 micro-steps of 16; here it is one step
     # Das 2016 [recall]: 2510 images/s on 128 nodes, 90 times one node; 512 images on 128 nodes

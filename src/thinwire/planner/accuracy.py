@@ -12,6 +12,8 @@ LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
 FURTHEST = 2
 """A row counts for up to so many times the workers it was measured with: with more, loss grows."""
+SHORTEST = 10
+"""A row counts for trainings of at least this part of its steps: a shorter one loses more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,6 +52,7 @@ def expected(
     workers: int,
     *,
     recipe: str | None = None,
+    num_steps: int | None = None,
     adaptive: bool = False,
     rows: Sequence[Measured] | None = None,
 ) -> Expected | None:
@@ -57,6 +60,7 @@ def expected(
 
     `settings` are all of the strategy's, defaults included. Where the recipe itself was measured, its row
     counts; else the worst of all that are judged by accuracy, since nobody knows which the model is like.
+    A training of `num_steps` (None: not known) is not judged by much longer ones.
     With an optimizer such as AdamW (`adaptive`), only what was trained with one counts, and a percent of
     perplexity as a point: there the same strategies have lost far more.
     """
@@ -65,15 +69,17 @@ def expected(
     own = without_lead_in(settings)
     known = table() if rows is None else rows
     found = [row for row in known if row.strategy == strategy and _same(row.settings, own)]
+    found = [row for row in found if num_steps is None or SHORTEST * num_steps >= row.steps]
     same = [row for row in found if row.recipe == recipe]
-    found = same or [row for row in found if row.is_resolved and _counts_for_others(row, adaptive)]
+    found = same or [row for row in found if row.is_resolved and _is_like(row, adaptive)]
     nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
     candidates = [row for row in nearest if row is not None]
     if not candidates:
         return None
     worst = max(candidates, key=lambda row: row.loss)
     runs = "1 run" if worst.seeds == 1 else f"{worst.seeds} runs"
-    basis = f"{worst.recipe} with {worst.workers} workers, {worst.epochs} epochs, {runs} ({worst.source})"
+    trained = f"{worst.epochs} epochs of {worst.steps // worst.epochs:,} steps"
+    basis = f"{worst.recipe} with {worst.workers} workers, {trained}, {runs} ({worst.source})"
     margin = 2 * worst.error
     return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
 
@@ -84,7 +90,7 @@ def _same(measured: Settings, own: Settings) -> bool:
     return known and not any(value for name, value in own.items() if name not in measured)
 
 
-def _counts_for_others(row: Measured, adaptive: bool) -> bool:
+def _is_like(row: Measured, adaptive: bool) -> bool:
     # percents of perplexity are no points of accuracy; with SGD the recipes judged by accuracy are enough
     return row.adaptive if adaptive else row.metric == "accuracy"
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.checked_json import fits, parse_json
-from thinwire.errors import DataError, check, check_count
+from thinwire.errors import DataError, SettingError, check, check_count
 from thinwire.files import read_regular
 from thinwire.hosts.description import Description, Host
 from thinwire.hosts.quantities import check_rate, format_rate
@@ -167,7 +167,10 @@ class Cluster:
         for host in own["hosts"]:
             if not {"name", "rate_bit_per_s"} <= set(host) <= names:
                 raise DataError(f"{path}: a host has {', '.join(sorted(names))}, not {host!r:.80}", hint=hint)
-        return Cluster(**{**own, "hosts": tuple(ClusterHost(**host) for host in own["hosts"])})
+        try:
+            return Cluster(**{**own, "hosts": tuple(ClusterHost(**host) for host in own["hosts"])})
+        except SettingError as error:
+            raise DataError(f"{path}: {error.message}", hint=error.hint or hint) from None
 
 
 _TYPES: Mapping[str, Any] = {

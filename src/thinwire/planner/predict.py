@@ -207,7 +207,9 @@ class Planner:
         played, note = self._stand_in(strategy, workers)
         timed = self.play(strategy, played)
         spread = self.cluster.spread
-        loss = expected(name, registry.resolved(strategy), workers, recipe=self.workload.recipe)
+        work, settings = self.workload, registry.resolved(strategy)
+        num_steps = None if work.num_steps is None else work.num_steps // workers
+        loss = expected(name, settings, workers, recipe=work.recipe, num_steps=num_steps)
         return Prediction(
             strategy=text,
             workers=workers,

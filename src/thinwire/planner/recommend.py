@@ -116,7 +116,7 @@ def _refused(p: Prediction, budget: float) -> str:
     speed = f"{p.strategy} ({as_ratio(p.speedup)})"
     if p.loss is None:
         return f"{speed}: its accuracy with {count(p.workers, 'worker')} was not measured"
-    return f"{speed}: loses {p.loss.loss:.1f} points, the budget is {budget:g}"
+    return f"{speed}: loses {p.loss.loss:.2f} points, the budget is {budget:g}"
 
 
 def _stay(found: Sequence[Prediction], shown: Sequence[Prediction], budget: float) -> Recommendation:

@@ -27,6 +27,8 @@ from thinwire.planner.workload import Workload
 LIMIT_S = 300.0
 LAST_LINES = 3
 POLL_S = 0.02
+NO_STEPS = 85
+"""Exit code of a script that came to its end without enough steps; few programs use it."""
 LONGEST_S = 2 * LIMIT_S
 """A script that nobody ends, since the process that measures it was killed, ends itself."""
 
@@ -54,7 +56,7 @@ def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S, at_once:
                 raise UsageError(f"{script.name} {problem}", hint=hint)
             lines = place.read_text(encoding="utf-8", errors="replace").strip().splitlines()
             said = " / ".join(lines[-LAST_LINES:]) or "it said nothing"
-            how = f"failed with exit code {code}" if code else "ended"
+            how = {0: "ended", NO_STEPS: "ended"}.get(code, f"failed with exit code {code}")
             raise UsageError(f"{script.name} {how} before it could be timed: {said}", hint=hint)
         found = [json.loads(result.read_text(encoding="utf-8")) for result in results]
     content = max(found, key=lambda each: each["forward_s"] + each["backward_s"] + each["optimizer_s"])
@@ -150,6 +152,7 @@ if __name__ == "__main__":
     try:
         main()
     except UsageError as error:  # the last line is what the user is shown
-        sys.exit(error.message)
+        print(error.message, file=sys.stderr, flush=True)
+        os._exit(NO_STEPS)
     sys.stdout.flush()
     os._exit(0)  # threads and process groups of the script are not waited for

@@ -11,38 +11,68 @@ from thinwire.report import drawing
 from thinwire.report.drawing import COLOURS, INK, Plot
 from thinwire.report.page import STYLE, save, section
 from thinwire.report.tables import Html, tag
-from thinwire.units import as_bytes, as_percent, as_rate, as_ratio, as_seconds
+from thinwire.units import as_bytes, as_percent, as_rate, as_ratio, as_seconds, count
 
 MOST_LINES = 6
 
 
 def scaling_plot(plan: Mapping[str, Any]) -> Plot:
     """Speed-up against workers of the recommended strategy, exact SGD and others, and the ideal line."""
-    about = f"{plan['workload']['name']}, predicted"
-    plot = drawing.new_plot("scaling", "Speed-up over one machine", about, "the thin line is the ideal")
-    predictions = [p for p in plan["predictions"] if p["strategy"] != "silent"]
-    counts = sorted({p["workers"] for p in predictions})
-    chosen = plan["recommendation"]["strategy"]
-    first = [name for name in (chosen, "all-reduce") if name]
-    names = list(dict.fromkeys([*first, *(p["strategy"] for p in predictions)]))[:MOST_LINES]
-    looks = drawing.looks_of([(name, "ours") for name in names])
-    ends = []
-    for name in names:
-        line = sorted((p for p in predictions if p["strategy"] == name), key=lambda p: p["workers"])
-        xs = [counts.index(p["workers"]) for p in line]
-        ys, look = [p["speedup"] for p in line], looks[name]
-        low, high = ([p["speedup"] * p["step_s"] / p[key] for p in line] for key in ("high_s", "low_s"))
-        plot.axes.fill_between(xs, low, high, color=look.colour, alpha=0.15, linewidth=0)
-        plot.axes.plot(xs, ys, color=look.colour, marker=look.marker, linewidth=look.width, markersize=4)
-        ends.append((ys[-1], name, look.colour))
+    plot, counts, ends = _by_workers(plan, "scaling", "Speed-up over one machine", "speedup")
     plot.axes.plot(range(len(counts)), counts, color=INK, linewidth=0.9)
-    plot.axes.set_xticks(range(len(counts)), [f"{n:,}" for n in counts])
     plot.axes.set_yscale("log", base=2)
     plot.axes.yaxis.set_major_formatter(lambda times, _: f"{times:g}x")
-    plot.axes.set_xlabel("workers")
-    plot.axes.grid(axis="y")
     drawing.end_labels(plot.axes, ends)
     return plot
+
+
+def efficiency_plot(plan: Mapping[str, Any]) -> Plot:
+    """Efficiency against workers of the same strategies: the part of a step that is computing."""
+    plot, counts, ends = _by_workers(plan, "efficiency", "Efficiency of a worker", "efficiency")
+    plot.axes.plot(range(len(counts)), [1.0] * len(counts), color=INK, linewidth=0.9)
+    plot.axes.set_ylim(bottom=0.0)
+    plot.axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.0f} %")
+    drawing.end_labels(plot.axes, ends)
+    return plot
+
+
+def _by_workers(
+    plan: Mapping[str, Any], name: str, title: str, quantity: str
+) -> tuple[Plot, list[int], list[drawing.Label]]:
+    """A line for each of some strategies, with the band that the interval of step times gives for the
+    recommended one and exact SGD; also the numbers of workers, and the labels at the ends of lines."""
+    about = f"{plan['workload']['name']}, predicted"
+    caption = "the thin line is the ideal; bands: as far as the cluster is known"
+    plot = drawing.new_plot(name, title, about, caption)
+    predictions = [p for p in plan["predictions"] if p["strategy"] != "silent"]
+    counts = sorted({p["workers"] for p in predictions})
+    first = _first(plan)
+    known = [p["strategy"] for p in predictions if p["loss"] is not None]
+    names = list(dict.fromkeys([*first, *known, *(p["strategy"] for p in predictions)]))[:MOST_LINES]
+    looks = drawing.looks_of([(name, "ours") for name in names])
+    ends = list[drawing.Label]()
+    for each in names:
+        line = sorted((p for p in predictions if p["strategy"] == each), key=lambda p: p["workers"])
+        xs = [counts.index(p["workers"]) for p in line]
+        ys, look = [p[quantity] for p in line], looks[each]
+        if each in first:
+            low, high = ([p[quantity] * p["step_s"] / p[key] for p in line] for key in ("high_s", "low_s"))
+            ideal = [p[quantity] / p["efficiency"] for p in line]
+            plot.axes.fill_between(
+                xs, low, [*map(min, high, ideal)], color=look.colour, alpha=0.15, linewidth=0
+            )
+        plot.axes.plot(xs, ys, color=look.colour, marker=look.marker, linewidth=look.width, markersize=4)
+        ends.append((ys[-1], each, look.colour))
+    plot.axes.set_xticks(range(len(counts)), [f"{n:,}" for n in counts])
+    plot.axes.set_xlabel("workers")
+    plot.axes.grid(axis="y")
+    return plot, counts, ends
+
+
+def _first(plan: Mapping[str, Any]) -> list[str]:
+    """The recommended strategy, and exact SGD."""
+    chosen = plan["recommendation"]["strategy"]
+    return list(dict.fromkeys(name for name in (chosen, "all-reduce") if name))
 
 
 def against_plot(compared: Sequence[Mapping[str, Any]]) -> Plot:
@@ -99,17 +129,20 @@ def write_plot(plot: Plot, folder: Path) -> Path:
 def write_proposal(plan: Mapping[str, Any], path: Path) -> Path:
     """Write the page that an application for computing time asks for: what, how much, how well it scales."""
     with drawing.style():
-        plot = scaling_plot(plan)
+        plots = scaling_plot(plan), efficiency_plot(plan)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            drawn = save(plot, path.parent)
+            drawn = [
+                tag("figure", tag("h3", plot.title), save(plot, path.parent), tag("figcaption", plot.caption))
+                for plot in plots
+            ]
             path.write_text(_page(plan, drawn), encoding="utf-8")
         except OSError as error:
             raise DataError(f"{path} cannot be written: {error.strerror}") from error
     return path
 
 
-def _page(plan: Mapping[str, Any], drawn: Html) -> Html:
+def _page(plan: Mapping[str, Any], drawn: Sequence[Html]) -> Html:
     light, dark = (" ".join(f"--{name}: {pair[i]};" for name, pair in COLOURS.items()) for i in (0, 1))
     style = f":root {{ {light} }}\n@media (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n"
     work, chosen = plan["workload"], plan["recommendation"]
@@ -133,7 +166,7 @@ def _page(plan: Mapping[str, Any], drawn: Html) -> Html:
             "main",
             top,
             section("What is trained, and on what", tag("dl", *_facts(plan)), name="work"),
-            section("Scaling", tag("figure", drawn), _table(plan), name="scaling"),
+            section("Scaling", *drawn, _table(plan), name="scaling"),
             section("How sure this is", *_caveats(plan), name="sure"),
         ),
     )
@@ -144,9 +177,10 @@ def _facts(plan: Mapping[str, Any]) -> list[Html]:
     work, cluster = plan["workload"], plan["cluster"]
     rates = [host["rate_bit_per_s"] for host in cluster["hosts"]]
     shown = dict.fromkeys(as_rate(float(f"{rate:.3g}")) for rate in (min(rates), max(rates)))
+    samples = "" if work["batch"] is None else f", {count(work['batch'], 'sample')}"
     facts = {
         "model": f"{work['num_params']:,} parameters",
-        "computing": f"{as_seconds(work['compute_s'])} per step and worker",
+        "computing": f"{as_seconds(work['compute_s'])} per step and worker{samples}",
         "network": f"{' to '.join(shown)} per host, latency {as_seconds(cluster['latency_s'])}",
         "known from": cluster["measured"] or "what was stated; not measured",
         "advice": chosen if (chosen := plan["recommendation"]["strategy"]) else "one machine",
@@ -155,12 +189,10 @@ def _facts(plan: Mapping[str, Any]) -> list[Html]:
 
 
 def _table(plan: Mapping[str, Any]) -> Html:
-    chosen = plan["recommendation"]["strategy"] or "all-reduce"
-    names = list(dict.fromkeys([chosen, "all-reduce"]))
     head = tag("tr", *(tag("th", word) for word in _COLUMNS))
     rows = [
         tag("tr", tag("th", name), *(tag("td", cell) for cell in _cells(p)))
-        for name in names
+        for name in _first(plan)
         for p in plan["predictions"]
         if p["strategy"] == name
     ]

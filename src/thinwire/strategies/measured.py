@@ -17,6 +17,8 @@ RESOLVED = 0.5
 """Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
 FAR = 4.0
 """Standard errors."""
+LEAST_STEPS = 1000
+"""A shorter training says nothing about others: its workers have no time to come together again."""
 
 Settings = Mapping[str, object]
 
@@ -29,6 +31,8 @@ class Measured:
     metric: str
     workers: int
     epochs: int
+    steps: int
+    """Optimizer steps of the whole training."""
     strategy: str
     """Its name, as in the registry."""
     settings: Settings
@@ -44,8 +48,9 @@ class Measured:
 
     @property
     def is_resolved(self) -> bool:
-        """Whether it shows more than chance; if not, it counts for its own recipe only."""
-        return self.error <= RESOLVED or self.loss > FAR * self.error
+        """Whether it was long enough and shows more than chance; else it counts for its own recipe only."""
+        clear = self.error <= RESOLVED or self.loss > FAR * self.error
+        return clear and self.steps >= LEAST_STEPS
 
 
 def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
