@@ -28,6 +28,7 @@ OTHERS: list[Strategy] = [
     tw.GTopK(density=0.1),
     tw.DiLoCo(interval=2),
     tw.SASGD(interval=2, global_rate=0.5),
+    tw.AutoStrategy(),
 ]
 
 
@@ -59,6 +60,15 @@ def rates(strategy: Strategy, optimizers: list[Any], world_size: int = 4) -> lis
 def test_a_mean_of_steps_is_made_of_longer_steps(strategy: Strategy, of_sgd: float) -> None:
     assert rates(strategy, [SGD]) == [[pytest.approx(of_sgd * RATE)], [RATE]]
     assert rates(strategy, [AdamW]) == [[pytest.approx(2 * RATE)], [RATE]]
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [tw.SASGD(interval=32), tw.PartialAveraging(interval=32), tw.GossipGraD(share=1 / 32)],
+    ids=repr,
+)
+def test_steps_are_hardly_longer_where_workers_are_long_alone(strategy: Strategy) -> None:
+    assert rates(strategy, [AdamW]) == [[pytest.approx(1.25 * RATE, rel=0.05)], [RATE]]
 
 
 @pytest.mark.parametrize("strategy", OTHERS, ids=repr)

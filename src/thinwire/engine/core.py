@@ -132,9 +132,12 @@ class Core:
         self._mixes = overrides(strategy, "mix")
         self.landing_step = 0
         """While training pauses: the step that it waits for, to which all workers must have come."""
-        self._rates = RateScale(
-            optimizers, lambda optimizer: strategy.rate_scale(lane.world_size, is_normalised(optimizer))
-        )
+        self._rates = RateScale(optimizers, self._rate_scale)
+
+    def _rate_scale(self, optimizer: Optimizer) -> float:
+        if not self.groups:
+            return 1.0
+        return self.strategy.rate_scale(self.groups[0].state, self.lane.world_size, is_normalised(optimizer))
 
     def assemble(
         self,

@@ -9,15 +9,13 @@ from torch.optim import Optimizer
 
 
 class RateScale:
-    """Scales the learning rates of all parameter groups, each optimizer's by one factor, for the time of a
-    step.
+    """Scales learning rates for the time of a step, those of each optimizer by a factor of its own.
 
     Every optimizer's step is proportional to its rate, so this scales the step; schedulers never see it.
     """
 
     def __init__(self, optimizers: Sequence[Optimizer], scale_of: Callable[[Optimizer], float]) -> None:
-        scales = [(optimizer, scale_of(optimizer)) for optimizer in optimizers]
-        self._scales = [(optimizer, scale) for optimizer, scale in scales if scale != 1]
+        self._optimizers, self._scale_of = optimizers, scale_of
         self._scaled: list[tuple[dict[str, Any], Any, Any, float]] = []
         """Groups with their rate before and after, and its factor."""
 
@@ -25,8 +23,9 @@ class RateScale:
         """A step begins; several optimizers make one together."""
         if self._scaled:
             return
-        for optimizer, scale in self._scales:
-            for group in optimizer.param_groups:
+        for optimizer in self._optimizers:
+            scale = self._scale_of(optimizer)
+            for group in optimizer.param_groups if scale != 1 else ():
                 before = group["lr"]
                 group["lr"] = before * scale
                 self._scaled.append((group, before, group["lr"], scale))

@@ -26,8 +26,8 @@ from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, training_thread
 
 OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle:momentum=0.0", "gtopk")
-"""What it can pick; the first is exact SGD, with which it begins. None changes the learning rate. The last
-two share their residuals, which are empty whenever one of them begins."""
+"""What it can pick; the first is exact SGD, with which it begins. The last two share their
+residuals, which are empty whenever one of them begins."""
 ADAPTIVE = "exp_avg_sq"
 """The average that optimizers such as AdamW keep, and SGD does not."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
@@ -138,6 +138,9 @@ class AutoStrategy(Strategy):
             if isinstance(each, LocalState):
                 each.backlogs = _residuals(state)
         return state
+
+    def rate_scale(self, state: AutoState, world_size: int, normalised: bool) -> float:
+        return _options()[state.pick].rate_scale(state.states[state.pick], world_size, normalised)
 
     async def reduce(self, bucket: Bucket, state: AutoState, wire: Wire) -> None:
         if bucket.index == len(state.buckets) - 1:

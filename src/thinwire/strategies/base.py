@@ -148,7 +148,7 @@ class Strategy(Protocol):
         """Whether a seam that it has its own version of is used with these settings."""
         return True
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
+    def rate_scale(self, state: Any, world_size: int, normalised: bool) -> float:
         """What an optimizer's learning rate is multiplied by in every step, so that it means what it means
         with exact SGD; users and schedulers never see it. `normalised`: its steps do not grow with the
         gradient."""
@@ -211,20 +211,27 @@ def local_norm(max_norm: float, world_size: int) -> float:
 
 
 LONGEST_STEP = 2.0
-"""Of longer ones too little was seen (docs/which.md)."""
+"""Of longer ones too little was seen (docs/learning_rate.md)."""
+OFTEN = 8
+"""Steps between two averages up to which the mean of workers' steps is all there is to it."""
 
 
-def step_scale(world_size: int, normalised: bool) -> float:
+def step_scale(world_size: int, normalised: bool, interval: float) -> float:
     """What steps of workers are multiplied by, so that their mean is as long as the step of the mean gradient
-    would be.
+    would be, where parameters are averaged after every `interval` steps.
 
     Each worker's gradient has the noise of a smaller batch. A normalised step is as long as any other, most
-    of it noise then, which the mean over P workers takes away, and up to sqrt(P) of the length with it.
+    of it noise then, which the mean over P workers takes away, and up to sqrt(P) of the length with it. The
+    longer workers are alone, the more a longer step takes them apart instead.
 
-    >>> [round(step_scale(world_size, True), 2) for world_size in (1, 2, 4, 16)]
+    >>> [round(step_scale(world_size, True, 1), 2) for world_size in (1, 2, 4, 16)]
     [1.0, 1.41, 2.0, 2.0]
+    >>> [round(step_scale(4, True, interval), 2) for interval in (8, 32, 128)]
+    [2.0, 1.25, 1.06]
     """
-    return min(math.sqrt(world_size), LONGEST_STEP) if normalised else 1.0
+    if not normalised:
+        return 1.0
+    return 1 + (min(math.sqrt(world_size), LONGEST_STEP) - 1) * min(1.0, OFTEN / interval)
 
 
 def norm_to_clip(strategy: Strategy, max_norm: float, world_size: int) -> float:

@@ -68,8 +68,8 @@ class GossipGraD(Strategy):
         # fourth on its effect.
         return 4 * AGREE_EVERY if self.share == "auto" else 0
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
-        return step_scale(world_size, normalised)
+    def rate_scale(self, state: GossipState, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised, 1 / state.share)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> GossipState:
         check_real(buckets, "GossipGraD")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.strategies.base import step_scale
-from thinwire.strategies.local.base import LocalStrategy
+from thinwire.strategies.local.base import LocalState, LocalStrategy
 from thinwire.strategies.local.fragments import Fragments, check_fragments
 from thinwire.strategies.settings import check_types
 
@@ -39,8 +39,8 @@ class PartialAveraging(LocalStrategy):
     def period(self) -> int:
         return self.interval
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
-        return step_scale(world_size, normalised)
+    def rate_scale(self, state: LocalState, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised, state.interval)
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.num_fragments)

@@ -48,8 +48,10 @@ class SASGD(LocalStrategy):
     def adapts_in(self) -> int:
         return 16 * FIRST if self.interval == "auto" else 0
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
-        return 1.0 if self.global_rate is not None else step_scale(world_size, normalised)
+    def rate_scale(self, state: LocalState, world_size: int, normalised: bool) -> float:
+        if self.global_rate is not None:
+            return 1.0
+        return step_scale(world_size, normalised, state.interval)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> LocalState:
         state = LocalStrategy.init(self, buckets, wire)

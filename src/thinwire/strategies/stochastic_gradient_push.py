@@ -137,8 +137,8 @@ class StochasticGradientPush(Strategy):
         valid = 0 < self.share <= 1
         check(valid, "StochasticGradientPush.share", "a number above 0 and at most 1", self.share)
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
-        return step_scale(world_size, normalised)
+    def rate_scale(self, state: PushState, world_size: int, normalised: bool) -> float:
+        return step_scale(world_size, normalised, 1 / self.share)
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> PushState:
         check_real(buckets, "StochasticGradientPush")

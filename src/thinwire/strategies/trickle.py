@@ -118,8 +118,9 @@ class Trickle(LocalStrategy):
             return 0.0
         return 0.5 if world_size <= FEW_WORKERS else 0.75
 
-    def rate_scale(self, world_size: int, normalised: bool) -> float:
-        return step_scale(world_size, normalised) * (1 - self.outer_momentum(world_size, normalised))
+    def rate_scale(self, state: LocalState, world_size: int, normalised: bool) -> float:
+        longer = step_scale(world_size, normalised, state.interval)
+        return longer * (1 - self.outer_momentum(world_size, normalised))
 
     def cut(self, numels: Sequence[int]) -> Fragments:
         return Fragments(numels, self.num_fragments)
