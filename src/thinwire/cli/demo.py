@@ -27,7 +27,7 @@ from thinwire.units import as_metric, as_ratio
 
 BASELINE, EXACT = "ddp", "all-reduce"
 """DistributedDataParallel sends what exact SGD sends."""
-OTHERS = ("gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
+OTHERS = ("sasgd:interval=4", "gossip-grad:share=0.1", "diloco:interval=10")
 """Two of these are trained beside the recommended one."""
 LATENCY_S = 0.5e-3
 BUDGET = 0.5
