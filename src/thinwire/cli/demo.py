@@ -27,10 +27,9 @@ from thinwire.units import as_metric, as_ratio
 
 BASELINE, EXACT = "ddp", "all-reduce"
 """DistributedDataParallel sends what exact SGD sends."""
-OTHERS = ("sasgd:interval=4", "gossip-grad:share=0.1", "diloco:interval=10")
+OTHERS = ("gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
 """Two of these are trained beside the recommended one."""
 LATENCY_S = 0.5e-3
-BUDGET = 0.5
 DOCTOR_S = 60.0
 ALONE = """
 from thinwire.recipes import registry
@@ -61,7 +60,7 @@ def demo(out: options.Out = None) -> None:
     work = replace(_timed(study), num_steps=num_steps * study.workers)  # as one worker would make them
     strategies = [EXACT, "gossip-grad", *OTHERS]
     links = links_of(work, strategies)
-    plan = make_plan(work, hosts, [study.workers], strategies=strategies, budget=BUDGET, links=links)
+    plan = make_plan(work, hosts, [study.workers], strategies=strategies, links=links)
     chosen = plan.recommendation.strategy or EXACT
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}
