@@ -66,5 +66,5 @@ def test_what_is_no_cluster_is_named(tmp_path: Path, content: bytes, words: str)
 def test_a_cluster_without_hosts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "cluster.json"
     file.write_text(json.dumps({"format": FORMAT, "hosts": [], "latency_s": 0.1}))
-    with pytest.raises(DataError, match="cluster.json: hosts must be at least 1"):
+    with pytest.raises(DataError, match=r"cluster\.json: hosts must be at least 1"):
         Cluster.load(file)

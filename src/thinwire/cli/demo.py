@@ -30,7 +30,6 @@ BASELINE, EXACT = "ddp", "all-reduce"
 OTHERS = ("gossip-grad:share=0.1", "sasgd", "diloco:interval=10")
 """Two of these are trained beside the recommended one."""
 LATENCY_S = 0.5e-3
-BUDGET = 0.5
 DOCTOR_S = 60.0
 ALONE = """
 from thinwire.recipes import registry
@@ -61,18 +60,21 @@ def demo(out: options.Out = None) -> None:
     work = replace(_timed(study), num_steps=num_steps * study.workers)  # as one worker would make them
     strategies = [EXACT, "gossip-grad", *OTHERS]
     links = links_of(work, strategies)
-    plan = make_plan(work, hosts, [study.workers], strategies=strategies, budget=BUDGET, links=links)
-    chosen = plan.recommendation.strategy or EXACT
+    plan = make_plan(work, hosts, [study.workers], strategies=strategies, links=links)
+    chosen = plan.recommendation.strategy
     note(f"   {plan.recommendation.reason}")
     predicted = {p.strategy: p.step_s for p in plan.predictions}
     predicted[BASELINE] = predicted[EXACT]
     losses = {p.strategy: p.loss for p in plan.predictions}
-    trained = list(dict.fromkeys([BASELINE, chosen, *OTHERS]))[:4]
+    trained = list(dict.fromkeys([BASELINE, *filter(None, [chosen]), *OTHERS]))[:4]
     note("3. the training, each of them for real:")
     folder = carry_out(DEMO, trained, out, prints=False)
     found = {name: _summary(run_folder(folder, study, name)) for name in trained}
     typer.echo(_table(trained, predicted, found))
-    typer.echo(_sentence(chosen, predicted, found, losses[chosen], num_tested))
+    if chosen is None:
+        typer.echo("\nThe planner would have stayed on one machine, as it says above.")
+    else:
+        typer.echo(_sentence(chosen, predicted, found, losses[chosen], num_tested))
     page = folder / "report.html"
     typer.echo(f"The trainings, drawn: {page if page.exists() else folder}")
 

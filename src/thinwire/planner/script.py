@@ -152,7 +152,8 @@ if __name__ == "__main__":
     try:
         main()
     except UsageError as error:  # the last line is what the user is shown
-        print(error.message, file=sys.stderr, flush=True)
+        sys.stderr.write(f"{error.message}\n")
+        sys.stderr.flush()
         os._exit(NO_STEPS)
     sys.stdout.flush()
     os._exit(0)  # threads and process groups of the script are not waited for
