@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import sasgd_claim
+from benchmarks.claim_page import section
 from benchmarks.local_lab import stretched
 from benchmarks.sasgd_claim import RATES, ClaimRun, Trainings, parse, tuned
 
@@ -52,3 +53,23 @@ def test_a_training_that_ends_early_has_no_value() -> None:
 def test_a_stretched_net_takes_longer_and_is_as_large() -> None:
     net = "params=5e6,layers=16,forward=0.1,backward=0.2"
     assert stretched(net, 2) == "params=5e6,layers=16,forward=0.2,backward=0.4"
+
+
+def test_the_page_says_who_won_and_by_how_much() -> None:
+    def run(system: str, seed: int, value: float) -> dict[str, object]:
+        made = replace(FIRST, system=system, rate=0.1, seed=seed, values=[value], seconds=[10.0 * value])
+        return asdict(made)
+
+    values = {"all-reduce": 0.7, "sasgd": 0.6, "downpour": 0.45, "easgd": 0.65}
+    config = {"workers": 8, "interval": 8, "num_images": 1000, "epochs": 1, "batch_size": 16}
+    result = {
+        "config": config,
+        "tuning": [run(system, 0, value) for system, value in values.items()],
+        "runs": [run(system, seed, value) for system, value in values.items() for seed in (1, 2)],
+    }
+    text = " ".join(section(result, "made.json").split())
+    assert (
+        "**EAMSGD won: 5.0 points above SASGD and 20.0 points above Downpour**, and 5.0 below exact SGD"
+        in text
+    )
+    assert "| SASGD | 0.1, 0 | 60.00 % (60.00 to 60.00) | never | 6.0 | 0 |" in text
