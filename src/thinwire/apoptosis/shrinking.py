@@ -6,6 +6,7 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,11 +14,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.apoptosis.agreement import agree, check_all, make_alike
-from thinwire.apoptosis.calls import Call
+from thinwire.apoptosis.calls import Call, can_be_joined, join
 from thinwire.apoptosis.lasso import GroupLasso
 from thinwire.apoptosis.moments import FEWEST_NEURONS
 from thinwire.apoptosis.pace import RemovalPace, Rests
-from thinwire.apoptosis.plan import MOST_WEIGHED, shrink_groups
+from thinwire.apoptosis.plan import MOST_WEIGHED, Limits, shrink_groups
 from thinwire.apoptosis.proof import left_alone, prove
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
@@ -35,6 +36,8 @@ from thinwire.apoptosis.workers import Workers
 from thinwire.events import Shrunk
 
 _log = logging.getLogger("thinwire")
+GPU_MULTIPLE = 8
+"""Kernels of GPUs work on tiles: other widths take as long as the next multiple, or longer."""
 ROWS_PER_NEURON = 2
 """Samples on which an event decides, of all workers together, for each neuron that is weighed at once."""
 
@@ -55,10 +58,17 @@ class Shrinking:
         """Samples in one call, and calls in one step."""
         self._widest = MOST_WEIGHED
         """Neurons that the next event weighs at once, at most."""
-        self._pace, self._rests = RemovalPace(adaptive=settings.mode == "adaptive"), Rests()
+        self._pace, self._rests = (
+            RemovalPace(adaptive=settings.mode == "adaptive", first=settings.first // settings.every or 1),
+            Rests(),
+        )
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any], list[Group]] | None = None
         self._groups: list[Group] | None = None
+        self._least: dict[str, int] = {}
+        """Neurons that layers keep for what they feed, by the widths they were built with."""
+        self._joins = False
+        """Whether several calls can be made as one."""
         self._lasso = GroupLasso(settings.lasso, optimizers) if settings.lasso else None
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
 
@@ -86,12 +96,13 @@ class Shrinking:
         return {"parameters": float(sum(p.numel() for p in self._model.parameters()))}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"pace": self._pace.state_dict(), "rests": self._rests.state_dict()}
+        own = {"pace": self._pace.state_dict(), "rests": self._rests.state_dict(), "least": self._least}
         return {**own, "events": len(self.history)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._pace.load_state_dict(saved["pace"])
         self._rests.load_state_dict(saved["rests"])
+        self._least = dict(saved["least"])
         self._undo = self._groups = None  # what came before the checkpoint is gone
 
     # -- recording ----------------------------------------------------------------------------------
@@ -131,6 +142,9 @@ class Shrinking:
         if self._groups is None:
             call = self._calls[-1]
             found = trace(self._model, call)
+            self._joins = can_be_joined(self._model, call)
+            self._least = {g.name: self._least.get(g.name, g.least) for g in found}
+            found = [replace(group, least=self._least[group.name]) for group in found]
             for group in found:
                 prove(self._model, group, call)
             self._set_groups(found)
@@ -169,8 +183,9 @@ class Shrinking:
             link.average_()
         removals = self._choose()
         if removals:
-            check_all(self._link, self._model, self._optimizers, removals)
-            self._remove(removals, began_s)
+            kept = kept_indices(self._model, removals)
+            check_all(self._link, self._model, self._optimizers, kept)
+            self._remove(removals, kept, began_s)
         self._calls.clear()
 
     def _warn(self, text: str) -> None:
@@ -181,30 +196,36 @@ class Shrinking:
     def _choose(self) -> list[Removal]:
         awake = self._rests.awake(len(self.groups()))
         self._forget()  # once groups are known, fewer may do
-        groups = [self.groups()[number].part(MOST_WEIGHED, self._rests.turn) for number in awake]
+        parts = [(number, part) for number in awake for part in self.groups()[number].parts(MOST_WEIGHED)]
         found = agree(
             self._link,
             self._model,
-            groups,
-            list(self._calls),
-            budget=self.settings.limit * self._pace.strength,
-            min_width=self.settings.min_width,
+            [part for _, part in parts],
+            join(self._calls) if self._joins else list(self._calls),
+            self._limits(),
         )
         gone = {id(each.group): len(each.dropped) for each in found}
-        for number, group in zip(awake, groups, strict=True):
-            self._rests.weighed(number, gone.get(id(group), 0) / (group.size + group.others))
+        for number in awake:
+            own = sum(gone.get(id(part), 0) for at, part in parts if at == number)
+            self._rests.weighed(number, own / self.groups()[number].size)
         return found
 
-    def _remove(self, removals: Sequence[Removal], began_s: float) -> None:
+    def _limits(self) -> Limits:
+        settings, device = self.settings, next(self._model.parameters()).device
+        return Limits(
+            budget=settings.limit * self._pace.strength,
+            min_width=settings.min_width,
+            multiple=settings.multiple or (GPU_MULTIPLE if device.type == "cuda" else 1),
+        )
+
+    def _remove(self, removals: Sequence[Removal], kept: Kept, began_s: float) -> None:
         link, model = self._link, self._model
-        kept: Kept = kept_indices(model, removals)
         before = self._widths()
         if self._pace.adaptive:
             self._undo = (Snapshot.of(model, self._optimizers, kept), link.state_dict(), self.groups())
 
         def change() -> None:
-            for removal in removals:
-                fold(model, removal)
+            fold(model, removals)
             cut(model, self._optimizers, kept)
 
         def move(values: dict[str, Tensor]) -> None:
