@@ -73,7 +73,7 @@ PROBLEMS = {
     "higgs-mlp": Problem(
         data=lambda folder: samples.as_tensors(load_higgs(folder)),
         model=lambda: mlp(28, 300, 300, 300, 1),
-        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01, fused=True),
         epochs=12,
         batch=64,
         held_out=2500,
@@ -84,7 +84,7 @@ PROBLEMS = {
     "mnist-mlp": Problem(
         data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
         model=lambda: mlp(784, 1024, 1024, 10),
-        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01, fused=True),
         epochs=8,
         batch=128,
         held_out=10000,
@@ -93,7 +93,7 @@ PROBLEMS = {
     "mnist-cnn": Problem(
         data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
         model=lambda: networks.small_cnn(side=28, num_pools=2, num_hidden=64),
-        optimizer=lambda m: AdamW(m.parameters(), lr=3e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=3e-3, weight_decay=0.01, fused=True),
         epochs=3,
         batch=64,
         held_out=10000,

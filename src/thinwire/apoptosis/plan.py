@@ -19,7 +19,7 @@ from thinwire.apoptosis.units import Group, Place
 MOST_WEIGHED = 384
 """Neurons that are weighed against each other; a wider layer is weighed in parts. The time grows with
 the cube, and so many make up for each other nearly as well as all."""
-MOST_AT_ONCE = 0.5
+MOST_AT_ONCE = 0.75
 """Of a layer. A young network does little, so that few neurons make up for all others; what went cannot come
 back later, when more of them are needed."""
 
