@@ -42,7 +42,9 @@ def check_writable(path: Path) -> None:
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise DataError(f"{path} cannot be written: {folder} is no folder that can be written to")
     if path.is_dir():
-        raise DataError(f"{path} cannot be written: it is a folder", hint=f"name a file in it: {path / 'NAME'}")
+        raise DataError(
+            f"{path} cannot be written: it is a folder", hint=f"name a file in it: {path / 'NAME'}"
+        )
 
 
 def sync_folder(folder: Path) -> None:
