@@ -133,6 +133,7 @@ def listen_and_drop() -> list[str]:
     assert lane is not None
     total(lane, torch.zeros(1)).wait()
     Messenger(lane, Meter()).listen(torch.zeros(1), holds=False)
+    dist.barrier()  # nobody drops the lane while another is still in the sum
     lane.drop(PeerLost("the workers have changed"))
     return [each.name for each in threading.enumerate() if each.name.startswith("thinwire-exchange")]
 
