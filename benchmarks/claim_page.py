@@ -35,7 +35,7 @@ def section(result: Mapping[str, Any], file: str) -> str:
         f"convolution net on {config['num_images']:,} images of CIFAR-10, {config['epochs']} epochs, batches "
         f"of {config['batch_size']} per worker. Learning rates ({RATES[0]} to {RATES[-1]}) and momentum "
         f"({MOMENTA[0]:g} or {MOMENTA[1]:g}) of each were tuned alike, on another seed, until the rates "
-        f"beside the best were worse{_at_the_edge(best)}. How far EAMSGD pulls was tuned, too (0.9 / P or 0.3). "
+        f"beside the best were worse{_at_the_edge(best)}. EAMSGD's pull was tuned, too (0.9 / P or 0.3). "
         f"{_verdict(means)}"
     )
     lines = [

@@ -69,6 +69,8 @@ class HeldOutRun:
     seed: int
     longest: float = base.LONGEST_STEP
     """What steps of normalised optimizers are multiplied by, at most."""
+    trained: str = ""
+    """The strategy with {warmup}, an eighth of the steps, replaced."""
     epochs: int = 0
     batch_size: int = 0
     """Of one worker."""
@@ -122,6 +124,7 @@ def train(run: HeldOutRun, data: Path) -> HeldOutRun:
         told = training.result().summary
     return replace(
         run,
+        trained=text,
         epochs=config.epochs,
         batch_size=config.batch_size,
         steps=told.steps,
