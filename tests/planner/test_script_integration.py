@@ -74,7 +74,8 @@ def test_the_optimizers_step_is_apart_unless_backward_is_in_it(
     [
         ("raise ValueError('no data')", "failed with exit code 1 before it could be timed.*no data"),
         ("print('done')", "^train.py ended before it could be timed: train.py made 0 optimizer steps: there"),
-        ("import sys; sys.exit(3)", "failed with exit code 3"),
+        (TRAIN.replace("while True", "for _ in range(4)"), "made only 4 optimizer steps: 5 are needed"),
+        ("import sys; sys.exit(3)", r"failed with exit code 3(?s:.*)does `python .*train.py` run here"),
     ],
 )
 def test_a_script_that_does_not_train_is_named(tmp_path: Path, text: str, words: str) -> None:
