@@ -17,6 +17,8 @@ RESOLVED = 0.5
 """Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
 FAR = 2.0
 """Standard errors."""
+CLEAR = 2.0
+"""Standard errors that a loss is from chance, to be worth a warning."""
 LEAST_STEPS = 1000
 """A shorter training says nothing about others: its workers have no time to come together again."""
 
@@ -53,8 +55,9 @@ class Measured:
         return clear and self.steps >= LEAST_STEPS
 
 
-def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
+def costs(strategy: str, workers: int, *, short: bool = False, **settings: object) -> Measured | None:
     """The row that lost most of those with these settings and the nearest number of workers, as points.
+    With `short`, also of short trainings, if they clearly lost something.
 
     >>> costs("gossip-grad", 16, share=0.1).workers
     16
@@ -65,7 +68,7 @@ def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
         for row in table()
         if row.strategy == strategy
         and row.metric == "accuracy"
-        and row.is_resolved
+        and (row.is_resolved or (short and row.loss > CLEAR * row.error))
         and settings.items() <= row.settings.items()
     ]
     nearest = min((abs(row.workers - workers) for row in rows), default=0)
