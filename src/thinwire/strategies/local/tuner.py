@@ -1,4 +1,4 @@
-"""interval="auto": the smallest interval, up to MOST, at which reductions take no more than a share of time."""
+"""interval="auto": the smallest interval up to MOST at which reductions take no more than a share of time."""
 
 from __future__ import annotations
 
