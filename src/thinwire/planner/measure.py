@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from thinwire.engine.optimizer import is_normalised
 from thinwire.errors import UsageError
 from thinwire.planner.workload import FORWARD_SHARE, Workload
 from thinwire.units import count
@@ -134,6 +135,7 @@ class StepRecorder:
             backward_s=whole_s - forward_s - optimizer_s,
             optimizer_s=optimizer_s,
             batch=batch,
+            adaptive=self._optimizer is not None and is_normalised(self._optimizer),
             on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )
 

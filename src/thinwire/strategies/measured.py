@@ -15,7 +15,7 @@ from pathlib import Path
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
 """Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
-FAR = 4.0
+FAR = 2.0
 """Standard errors."""
 CLEAR = 2.0
 """Standard errors that a loss is from chance, to be worth a warning."""
