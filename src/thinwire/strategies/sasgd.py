@@ -14,7 +14,7 @@ from thinwire.strategies.measured import costs
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
-MEASURED = (8, 32, MOST)
+MEASURED = (8, 32, 128)
 """Intervals whose cost is told where it is known."""
 
 
@@ -29,7 +29,8 @@ class SASGD(LocalStrategy):
     """
 
     interval: int | Literal["auto"] = 8
-    """Steps between two reductions; "auto": as few as let training wait for at most a share of its time."""
+    """Steps between two reductions; "auto": as few as let training wait for at most a share of its time, 32
+    at most."""
     exposed: float = 0.05
     """That share, with interval="auto"."""
     global_rate: float | None = None

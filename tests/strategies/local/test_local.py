@@ -369,10 +369,9 @@ def test_trickle_says_when_steps_are_too_few() -> None:
 def test_what_chooses_by_itself_says_what_it_may_cost_before_training_starts() -> None:
     """An interval that is too long for a training, and a budget."""
     said = tw.SASGD(interval="auto").advice(310, 8)
-    assert "may average only every 128 steps, in 310 steps perhaps 2 times" in said
+    assert "may average only every 32 steps, in 310 steps perhaps 9 times" in said
     assert "every 8 steps cost 0.8 points of accuracy with 8 workers (cifar-resnet20, 5,880 steps)" in said
-    assert "every 32 steps" in tw.SASGD(interval=32).advice(None, 8)
-    assert "every 128 steps cost" not in tw.SASGD(interval=32).advice(None, 8)
+    assert "may average only every 100 steps; averages every 8" in tw.SASGD(interval=100).advice(None, 8)
     assert tw.SASGD(interval=8).advice(310, 8) == tw.SASGD(interval="auto").advice(310, 1) == ""
     said = tw.Trickle(budget="auto").advice(460, 4)
     assert "may choose Trickle(interval=8, density=0.03), which cost 0.7 points of accuracy" in said
