@@ -2,7 +2,7 @@
 
     python -m benchmarks.accuracy_table
 
-Reads the runs in benchmarks/results/fidelity-*.json and map-*.json, holds each strategy against exact SGD
+Reads the runs in benchmarks/results/{fidelity,held_out,map}-*.json, holds each strategy against exact SGD
 with the same recipe, workers, batch and epochs, and writes src/thinwire/strategies/accuracy.json. Of a
 setting that was measured several times, with a strategy that has changed since, the newest file counts.
 """
@@ -24,6 +24,7 @@ from thinwire.planner.accuracy import standard_error, without_lead_in
 from thinwire.recipes import registry as recipes
 from thinwire.recipes.base import TrainingPlan
 from thinwire.strategies import registry
+from thinwire.strategies.base import LONGEST_STEP
 from thinwire.strategies.measured import TABLE
 
 USUAL = {"accuracy": 0.25, "perplexity": 0.5}
@@ -36,7 +37,8 @@ Setting = tuple[str, int, int, int, str]
 
 def main() -> None:
     parser_of(__doc__).parse_args()
-    runs = _runs([*sorted(RESULTS.glob("fidelity-*.json")), *sorted(RESULTS.glob("map-*.json"))])
+    kinds = ("fidelity", "held_out", "map")
+    runs = _runs([file for kind in kinds for file in sorted(RESULTS.glob(f"{kind}-*.json"))])
     rows = []
     print_head("recipe", "workers", "strategy", "loss", "error", "runs")
     for setting, by_strategy in runs.items():
@@ -66,9 +68,10 @@ def _runs(files: list[Path]) -> dict[Setting, dict[str, dict[str, list[dict[str,
             usual = (
                 not run.get("slow") and run.get("shuffle", "dealt") == "dealt" and ":" not in run["recipe"]
             )
+            usual = usual and run.get("longest", LONGEST_STEP) == LONGEST_STEP
             if usual and run.get("value") is not None:
                 key = (run["recipe"], run["workers"], run["batch_size"], run["epochs"], run["metric"])
-                found[key][run["strategy"]][file.name].append(run)
+                found[key][run.get("trained", run["strategy"])][file.name].append(run)
     return found
 
 

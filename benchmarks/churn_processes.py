@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import multiprocessing
 import os
 import random
@@ -9,10 +11,11 @@ import signal
 import socket
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,6 +27,7 @@ from thinwire.elastic.journal import VARIABLE
 from thinwire.elastic.keys import write_key
 from thinwire.strategies.registry import from_text
 
+Wire = Literal["plain", "tls"]
 LEAST, MOST = 2, 5
 """Workers at one time."""
 NUM_SAMPLES = 480
@@ -35,9 +39,12 @@ READ_EVERY = 20
 """Changes between two readings of what the worker that lives through all has open."""
 
 
-def train(environment: dict[str, str], strategy: str, stop: str) -> None:
-    """One worker, until somebody has made the file `stop`."""
+def train(environment: dict[str, str], strategy: str, stop: str, wire: Wire = "plain") -> None:
+    """One worker, until somebody has made the file `stop`; where `COUNTS` names a file, what Python holds is
+    written there after each epoch."""
     os.environ.update(environment)
+    if counts := os.environ.get("COUNTS"):
+        tracemalloc.start(1)
     with open(environment["OUTPUT"], "a") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -46,7 +53,9 @@ def train(environment: dict[str, str], strategy: str, stop: str) -> None:
     model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 1)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     data = torch.randn(NUM_SAMPLES, 16, dtype=torch.float64)
-    with tw.attach(model, optimizer, from_text(strategy), elastic=True, silence_s=SILENCE_S) as link:
+    with tw.attach(
+        model, optimizer, from_text(strategy), elastic=True, silence_s=SILENCE_S, wire=wire
+    ) as link:
         sampler = link.sampler(NUM_SAMPLES, batch_size=8)
         for _ in link.epochs(1_000_000):
             for step in link.each_step(sampler):
@@ -55,10 +64,21 @@ def train(environment: dict[str, str], strategy: str, stop: str) -> None:
                     model(data[batch]).square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()
+            if counts:
+                note_held(Path(counts), link.generation)
             if link.all_reduce([float(os.path.exists(stop))])[0] > 0:
                 break
     sys.stdout.flush()
     os._exit(0)  # as the lab does: a torn-down Gloo may hang
+
+
+def note_held(path: Path, generation: int) -> None:
+    """Write what Python holds just now, for another process to read."""
+    gc.collect()
+    python_kib = tracemalloc.get_traced_memory()[0] // 1024
+    held = {"generation": generation, "objects": len(gc.get_objects()), "python_kib": python_kib}
+    path.with_suffix(".new").write_text(json.dumps(held))
+    path.with_suffix(".new").replace(path)
 
 
 @dataclass(slots=True)

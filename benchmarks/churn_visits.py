@@ -6,6 +6,7 @@ that what a worker keeps open after it has left shows as well.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -18,13 +19,14 @@ import torch
 from torch import nn
 
 import thinwire as tw
-from benchmarks.churn_processes import NUM_SAMPLES, SILENCE_S, read_open, train
+from benchmarks.churn_processes import NUM_SAMPLES, SILENCE_S, Wire, read_open, train
 from thinwire.chaos.journals import Journals
 from thinwire.elastic.journal import VARIABLE
 from thinwire.elastic.keys import write_key
 from thinwire.strategies.registry import from_text
+from thinwire.wire.tls.files import make
 
-READ_EVERY = 50
+READ_EVERY = 25
 """Visits between two readings."""
 STAYS = 2
 
@@ -33,7 +35,9 @@ class _Leaves(Exception):
     """A visitor has seen enough."""
 
 
-def visit(environment: dict[str, str], strategy: str, addresses: list[str], seed: int, count: int) -> None:
+def visit(
+    environment: dict[str, str], strategy: str, wire: Wire, addresses: list[str], seed: int, count: int
+) -> None:
     """Join and leave, again and again; after every visit a line says how many there were."""
     os.environ.update(environment)
     dice = random.Random(seed)
@@ -46,7 +50,7 @@ def visit(environment: dict[str, str], strategy: str, addresses: list[str], seed
         elastic, steps = tw.Elastic(join=addresses), dice.randrange(1, 6)
         try:
             with tw.attach(
-                model, optimizer, from_text(strategy), elastic=elastic, silence_s=SILENCE_S
+                model, optimizer, from_text(strategy), elastic=elastic, silence_s=SILENCE_S, wire=wire
             ) as link:
                 sampler = link.sampler(NUM_SAMPLES, batch_size=8)
                 for _ in link.epochs(1_000_000):
@@ -63,10 +67,12 @@ def visit(environment: dict[str, str], strategy: str, addresses: list[str], seed
             Path(environment["VISITS"]).write_text(str(number + 1))
 
 
-def visits(folder: Path, strategy: str, seed: int, count: int, minutes: float) -> dict[str, Any]:
+def visits(folder: Path, strategy: str, wire: Wire, seed: int, count: int, minutes: float) -> dict[str, Any]:
     """One world with a visitor that comes `count` times."""
     (folder / "journals").mkdir()
     write_key(folder / "run.key")
+    if wire == "tls":
+        make(folder / "run.pem", days=1)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     common = {
@@ -80,14 +86,17 @@ def visits(folder: Path, strategy: str, seed: int, count: int, minutes: float) -
     stay = []
     for rank in range(STAYS):
         mine = {**common, **place, "RANK": str(rank), VARIABLE: str(folder / "journals")}
-        stay.append(context.Process(target=train, args=(mine, strategy, str(folder / "stop")), daemon=True))
+        if rank == 1:
+            mine["COUNTS"] = str(folder / "counts")
+        arguments = (mine, strategy, str(folder / "stop"), wire)
+        stay.append(context.Process(target=train, args=arguments, daemon=True))
         stay[-1].start()
     journals, readings, wrong = Journals(folder / "journals"), list[dict[str, int]](), list[str]()
     while not (len(journals.workers) == STAYS and all(any(each.of("done")) for each in journals.workers)):
         time.sleep(0.1)
         journals.poll()
     addresses = [each.address for each in journals.workers]
-    guest = context.Process(target=visit, args=(common, strategy, addresses, seed, count), daemon=True)
+    guest = context.Process(target=visit, args=(common, strategy, wire, addresses, seed, count), daemon=True)
     guest.start()
     assert guest.pid is not None
     assert stay[1].pid is not None
@@ -97,9 +106,9 @@ def visits(folder: Path, strategy: str, seed: int, count: int, minutes: float) -
         now = int((folder / "visits").read_text() or 0) if (folder / "visits").exists() else 0
         if now // READ_EVERY > done // READ_EVERY:
             both = (("stays", stay[1].pid), ("comes", guest.pid))
-            readings.append(
-                {"visits": now} | {f"{who}_{k}": v for who, pid in both for k, v in read_open(pid).items()}
-            )
+            found = {f"{who}_{k}": v for who, pid in both for k, v in read_open(pid).items()}
+            held = json.loads((folder / "counts").read_text())  # of the last epoch that was over
+            readings.append({"visits": now, **found, **held})
         if now > done:
             done, moved_s = now, time.monotonic()
         elif time.monotonic() > moved_s + 60.0:
@@ -121,6 +130,7 @@ def visits(folder: Path, strategy: str, seed: int, count: int, minutes: float) -
     return {
         "what": "visits",
         "strategy": strategy,
+        "wire": wire,
         "seed": seed,
         "faults": done,
         "runs": 1,

@@ -1,11 +1,13 @@
 """Accuracy under losses: kill half of the workers, add half, kill the first; beside the undisturbed run.
 
-    python -m benchmarks.elastic_accuracy --data DIR --epochs 8 --seeds 0 1 2
+    python -m benchmarks.elastic_accuracy --data DIR --recipe mnist-cnn --epochs 3 --seeds 0 1 2
+    python -m benchmarks.elastic_accuracy --data DIR --recipe cifar-resnet20 --epochs 8 --seeds 0 1 2
 
-cifar-resnet20 on the virtual clock, four workers, exact SGD: hosts 2 and 3 are killed after 29 % of the
-training, join again at 45 %, and host 0 is killed at 75 %. Both trainings have the same schedule. The
-convolutions run in bfloat16 (autocast) and with colours last, which is 1.7 times faster on a processor;
-parameters, sums and the optimizer are float32. Trainings that the result file has are not repeated.
+On the virtual clock, four workers, exact SGD: hosts 2 and 3 are killed after 29 % of the training, join
+again at 45 %, and host 0 is killed at 75 %. Both trainings have the same schedule. On a processor, the
+convolutions of cifar-resnet20 run in bfloat16 (autocast) and with colours last, which is 1.7 times faster;
+parameters, sums and the optimizer are float32. Trainings that the result file has are not repeated, and
+several commands may add theirs to one file at the same time.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
+from benchmarks.common import RESULTS, alone_in, note, parser_of, print_head, print_row
 from thinwire.bench.config import provenance
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
@@ -28,8 +30,8 @@ from thinwire.recipes.base import Carried, Recipe, Training
 from thinwire.recipes.config import RunConfig, resolve
 from thinwire.recipes.virtual import VirtualCluster, virtual_training
 
-RECIPE = "cifar-resnet20"
 WORKERS, BATCH_SIZE = 4, 32
+NUM_SAMPLES = {"cifar-resnet20": 50_000, "mnist-cnn": 60_000}
 COMPUTE_S = 0.1
 LOST_AT, BACK_AT, FIRST_AT = 0.29, 0.45, 0.75
 """Parts of all samples of the training."""
@@ -41,9 +43,11 @@ def forward(model: nn.Module, inputs: Tensor, carried: Carried) -> tuple[Tensor,
     return outputs.float(), carried
 
 
-def fast_recipe() -> Recipe:
-    """The recipe of the catalog, with its convolutions in bfloat16."""
-    recipe = registry.get(RECIPE)
+def fast_recipe(name: str) -> Recipe:
+    """The recipe of the catalog; of a large net, with convolutions in bfloat16."""
+    recipe = registry.get(name)
+    if name == "mnist-cnn":
+        return recipe
 
     def training() -> Training:
         return replace(recipe.training(), forward=forward)
@@ -62,19 +66,20 @@ def faults_of(epochs: int, num_samples: int) -> list[str]:
     return [*kills, *joins, f"kill:host=0,step={first}"]
 
 
-def train(config: RunConfig, *, disturbed: bool, num_samples: int) -> dict[str, Any]:
+def train(config: RunConfig, *, disturbed: bool) -> dict[str, Any]:
     """One training; its accuracy after every epoch and what happened in it."""
     began_s, lost = time.monotonic(), list[float]()
-    faults = faults_of(config.epochs, num_samples) if disturbed else []
+    faults = faults_of(config.epochs, NUM_SAMPLES[config.recipe]) if disturbed else []
     description = describe(hosts=WORKERS, rate="1gbit", faults=faults)
     cluster = VirtualCluster(description=description, latency_s=0.0004, compute_s=COMPUTE_S, recovery_s=0.5)
-    with virtual_training(fast_recipe(), config, cluster) as training:
+    with virtual_training(fast_recipe(config.recipe), config, cluster) as training:
         while not training.done:
             evaluated = training.epoch()
             lost.append(round(100 * (evaluated.value or 0.0), 2))
-            note(f"{'disturbed' if disturbed else 'undisturbed'} {config.seed}: {lost}")
+            note(f"{config.recipe} {'disturbed' if disturbed else 'undisturbed'} {config.seed}: {lost}")
         result = training.result()
     return {
+        "recipe": config.recipe,
         "disturbed": disturbed,
         "seed": config.seed,
         "epochs": config.epochs,
@@ -88,37 +93,55 @@ def train(config: RunConfig, *, disturbed: bool, num_samples: int) -> dict[str, 
 
 
 def print_table(runs: list[dict[str, Any]]) -> None:
-    print_head("seed", "undisturbed, %", "disturbed, %")
-    ends = {(run["seed"], run["disturbed"]): run["values"][-1] for run in runs}
-    seeds = [
-        seed for seed in sorted({run["seed"] for run in runs}) if {(seed, False), (seed, True)} <= set(ends)
-    ]
-    for seed in seeds:
-        print_row(seed, ends[seed, False], ends[seed, True])
-    if seeds:
-        means = [fmean(ends[seed, kind] for seed in seeds) for kind in (False, True)]
-        print_row("mean", *(f"{mean:.2f}" for mean in means))
+    print_head("recipe", "epochs", "seed", "undisturbed, %", "disturbed, %")
+    ends = {(*_key(run)[:3], run["disturbed"]): run["values"][-1] for run in runs}
+    for recipe, epochs in sorted({key[:2] for key in ends}):
+        seeds = sorted({key[2] for key in ends if key[:2] == (recipe, epochs)})
+        whole = [
+            seed for seed in seeds if {(recipe, epochs, seed, kind) for kind in (False, True)} <= set(ends)
+        ]
+        pairs = [[ends[recipe, epochs, seed, kind] for kind in (False, True)] for seed in whole]
+        for seed, pair in zip(whole, pairs, strict=True):
+            print_row(recipe, epochs, seed, *pair)
+        if pairs:
+            means = [fmean(values) for values in zip(*pairs, strict=True)]
+            print_row(recipe, epochs, "mean", *(f"{mean:.2f}" for mean in means))
+
+
+def _key(run: dict[str, Any]) -> tuple[str, int, int, bool]:
+    return run["recipe"], run["epochs"], run["seed"], run["disturbed"]
+
+
+def read_runs(path: Path) -> list[dict[str, Any]]:
+    runs: list[dict[str, Any]] = json.loads(path.read_text())["runs"] if path.exists() else []
+    return runs
+
+
+def add_run(path: Path, run: dict[str, Any]) -> None:
+    """Add one training to the file, which another process may be writing to as well."""
+    with alone_in(path.parent):
+        lines = ",\n  ".join(json.dumps(each) for each in [*read_runs(path), run])
+        path.write_text('{\n "runs": [\n  ' + lines + "\n ]\n}\n")
 
 
 def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--recipe", choices=sorted(NUM_SAMPLES), default="cifar-resnet20")
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument(
+        "--only", choices=("undisturbed", "disturbed"), help="one of the two trainings of a seed"
+    )
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--samples", type=int, default=50_000, help="of the data set: when faults come")
     parser.add_argument("--result", type=Path, default=RESULTS / "elastic_accuracy.json")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    saved = json.loads(options.result.read_text()) if options.result.exists() else {}
-    begin, runs = saved.get("begin", provenance()), saved.get("runs", [])
+    kinds = [kind for kind in (False, True) if options.only in (None, "disturbed" if kind else "undisturbed")]
     for seed in options.seeds:
-        for disturbed in (False, True):
-            key = (seed, disturbed, options.epochs)
-            if key in {(run["seed"], run["disturbed"], run["epochs"]) for run in runs}:
-                continue
+        for disturbed in kinds:
             config = resolve(
-                RECIPE,
+                options.recipe,
                 "all-reduce",
                 workers=WORKERS,
                 epochs=options.epochs,
@@ -127,11 +150,12 @@ def main() -> None:
                 data=options.data,
                 device="cpu",
             )
-            runs.append(train(config, disturbed=disturbed, num_samples=options.samples))
-            lines = ",\n  ".join(json.dumps(run) for run in runs)
-            head = json.dumps({"begin": begin}, indent=1, default=str)
-            options.result.write_text(head[:-2] + ',\n "runs": [\n  ' + lines + "\n ]\n}\n")
-    print_table(runs)
+            done = {_key(run) for run in read_runs(options.result)}
+            if (options.recipe, options.epochs, seed, disturbed) not in done:
+                begin = provenance()
+                run = train(config, disturbed=disturbed)
+                add_run(options.result, {**run, "begin": json.loads(json.dumps(begin, default=str))})
+    print_table(read_runs(options.result))
 
 
 if __name__ == "__main__":

@@ -40,6 +40,10 @@ class Timeline:
         self._box(start, row, length - 3, colour, colour)
         self._text(LEFT + start + length / 2 - 1, self._tops[row] + 15, label, "#ffffff", "middle")
 
+    def part(self, row: int, start: float, length: float, colour: str) -> None:
+        """One of several parts of something, side by side."""
+        self._box(start, row, length, colour, colour if colour != STEP else EDGE)
+
     def bar(
         self, rows: Sequence[int], at: float, width: float = 9, colour: str = OURS, label: str = ""
     ) -> None:
@@ -122,6 +126,25 @@ def diloco() -> Timeline:
         picture.message(3, start, 70, "part " + "ABCDE"[turn], colour)
         picture.arrow((start + 60, 3), (start + 66, 2), colour)
         picture.bar(range(3), start + 62, 7, colour)
+    return picture
+
+
+def trickle() -> Timeline:
+    picture = Timeline(
+        ["worker 0", "worker 1", "wire", "due part"],
+        "Each step another eighth is due; its largest changes go out, the largest sums come back.",
+        gaps=[2],
+    )
+    for row in range(2):
+        picture.steps(row, 0, 56, 11)
+    for step in range(1, 11):
+        part, start = (step - 1) % 8, 56.0 * step
+        colour = PARTS[part % len(PARTS)]
+        picture.arrow((start - 4, 1), (start + 4, 2), colour)
+        picture.message(2, start, 44, "3 %", colour)
+        picture.arrow((start + 40, 2), (start + 48, 1), colour)
+        for place in range(8):
+            picture.part(3, start + 5.5 * place, 4, colour if place == part else STEP)
     return picture
 
 
@@ -253,6 +276,7 @@ def leader_sgd() -> Timeline:
 PICTURES: dict[str, Callable[[], Timeline]] = {
     "sasgd.svg": sasgd,
     "diloco.svg": diloco,
+    "trickle.svg": trickle,
     "hierarchical_averaging.svg": hierarchical_averaging,
     "centre.svg": centre,
     "post_local.svg": post_local,

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
 from benchmarks import sasgd_claim
-from benchmarks.claim_page import section
+from benchmarks.claim_figure import draw
+from benchmarks.claim_page import NAMES, section
 from benchmarks.local_lab import stretched
-from benchmarks.sasgd_claim import RATES, ClaimRun, Trainings, parse, tuned
+from benchmarks.sasgd_claim import RATES, SYSTEMS, ClaimRun, Trainings, parse, tuned
 
 FIRST = ClaimRun(system="sasgd", interval=8, rate=0.0, momentum=0.0, seed=0, epochs=1)
 
@@ -40,7 +42,7 @@ def test_the_best_rate_is_found_wherever_it_is(
     found = Trainings(arguments, work).tune([FIRST])
     assert tuned(found, "sasgd").rate == RATES[best]
     assert len(trained) == len({run.key for run in trained}) == len(found)
-    assert len(found) <= 6
+    assert len(found) <= 3 + abs(best - FIRST.first)
     tried = len(trained)
     again = Trainings(arguments, work).tune([FIRST])
     assert (len(trained), len(again)) == (tried, tried)
@@ -73,3 +75,19 @@ def test_the_page_says_who_won_and_by_how_much() -> None:
         in text
     )
     assert "| SASGD | 0.1, 0 | 60.00 % (60.00 to 60.00) | never | 6.0 | 0 |" in text
+    assert "at the end of the grid" not in text
+
+
+def test_the_figure_shows_every_training() -> None:
+    tuning = [
+        replace(FIRST, system=system, momentum=momentum, rate=rate, values=[rate], seconds=[1.0])
+        for system in SYSTEMS
+        for momentum in (0.0, 0.9)
+        for rate in (0.1, 0.2)
+    ]
+    runs = [replace(FIRST, system=system, seed=1, values=[0.3, 0.4], seconds=[1, 2]) for system in SYSTEMS]
+    drawn = ElementTree.fromstring(draw(tuning, runs, NAMES))
+    told = [title.text for title in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(told) == len(tuning) + 2 * len(runs)
+    assert "SASGD, momentum 0.9: 20.0 % at 0.2" in told
+    assert "Downpour: 40.0 % at 2" in told

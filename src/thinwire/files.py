@@ -36,6 +36,17 @@ def read_regular(path: Path, most_bytes: int) -> bytes:
         return file.read(num_bytes)
 
 
+def check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written before the work is done whose result it is for."""
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise DataError(f"{path} cannot be written: {folder} is no folder that can be written to")
+    if path.is_dir():
+        raise DataError(
+            f"{path} cannot be written: it is a folder", hint=f"name a file in it: {path / 'NAME'}"
+        )
+
+
 def sync_folder(folder: Path) -> None:
     """Make the names in a folder outlive a power cut, as fsync does for the contents of files."""
     handle = os.open(folder, os.O_RDONLY)

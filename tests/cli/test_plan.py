@@ -32,6 +32,12 @@ SIZES = ("plan", "--params", "1e6", "--layers", "4", "--compute", "0.1s")
         (("plan", "--params", "1e6"), "--params needs --compute"),
         (("plan", "--params=-1e6", "--compute", "0.1s"), "params must be a positive number"),
         ((*SIZES, "--workers", "8..2"), "workers must be a smaller number before .. than after it"),
+        ((*SIZES, "--cluster", "c.json", "--rate", "1gbit"), "--rate must be left out with --cluster"),
+        ((*SIZES, "--data", "there"), "--data must be left out without RECIPE"),
+        (("plan", "--net", "resnet50", "--layers", "4"), "--layers must be left out without --params"),
+        (("plan", "--paper", "das", "--workers", "4"), "--workers must be left out with --paper"),
+        ((*SIZES, "--proposal", "nowhere/plan.html"), "nowhere is no folder that can be written to"),
+        ((*SIZES, "--proposal", "/"), "/ cannot be written: it is a folder"),
         (("doctor", "--hosts", "3"), "--hosts, --rank and --first go together"),
     ],
 )

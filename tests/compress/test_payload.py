@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.compress.payload import BLOCK, Payload, decode, encode_, payload_bytes
+from thinwire.compress.payload import BLOCK, ChangePayload, Payload, decode, encode_, payload_bytes
 
 PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
@@ -19,7 +19,7 @@ def numbers(numel: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Te
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def there_and_back(data: Tensor, payload: Payload, **kept: Tensor) -> Tensor:
+def there_and_back(data: Tensor, payload: ChangePayload, **kept: Tensor) -> Tensor:
     message = torch.empty(payload_bytes(payload, data.numel(), data.element_size()), dtype=torch.uint8)
     shown = encode_(message, data, payload, **kept)
     kept.pop("error", None)
@@ -79,3 +79,13 @@ def test_several_payloads_fit_into_one_message() -> None:
     encode_(message[sizes[0] :], second, "fp32")
     assert torch.equal(decode(message[sizes[0] :], "fp32", second), second)
     assert (decode(message[: sizes[0]], "int8", first) - first).abs().max() < 0.03
+
+
+@given(numel=st.integers(1, 3 * BLOCK), payload=st.sampled_from(get_args(ChangePayload)))
+def test_rows_are_the_same_as_each_alone(numel: int, payload: ChangePayload) -> None:
+    rows = numbers(3 * numel).view(3, numel)
+    messages = torch.empty((3, payload_bytes(payload, numel, 4)), dtype=torch.uint8)
+    shown = encode_(messages, rows, payload)
+    assert torch.equal(decode(messages, payload, rows[0]), shown)
+    for row, seen in zip(rows, shown, strict=True):
+        assert torch.equal(there_and_back(row, payload), seen)

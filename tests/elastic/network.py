@@ -22,6 +22,8 @@ class Node:
         self.born_s = now_s
         self.crashed = False
         self.frozen_until_s = 0.0
+        self.stops_knocking = False
+        """As a joiner does that cannot reach every member."""
 
 
 class Network:
@@ -177,7 +179,8 @@ class Network:
 
     def _knock(self, id_: str, through: str) -> None:
         """A joiner asks one member, which tells the others, until it is in."""
-        if self.nodes[id_].crashed or self.membership(id_) is not None:
+        node = self.nodes[id_]
+        if node.crashed or node.stops_knocking or self.membership(id_) is not None:
             return
         me = self.nodes[id_].roster.me
         for other in (through, *(self.membership(through) or Membership(1, (), "")).ids):

@@ -119,6 +119,35 @@ def test_whoever_joins_comes_last_and_all_agree() -> None:
     assert agreed(network, [*network.nodes]).ids == ["w0", "w1", "w2", "new"]
 
 
+def taken_in_unheard(network: Network) -> None:
+    """Take j0 into the second generation, while nothing reaches it."""
+    network.run(1.0)
+    network.join("j0", through="w0")
+    network.run(0.1)
+    network.partition([["j0"], [id_ for id_ in network.nodes if id_ != "j0"]])
+    network.run(SILENCE_S / 2)
+    assert agreed(network, ["w0", "w1"]).ids == ["w0", "w1", "j0"]
+    assert network.membership("j0") is None
+
+
+def test_a_joiner_that_missed_being_taken_in_is_told() -> None:
+    network = Network(2, seed=0)
+    taken_in_unheard(network)
+    network.heal()
+    network.run(1.0)
+    assert agreed(network, ["w0", "w1", "j0"]).generation == 2
+
+
+def test_a_joiner_that_missed_being_taken_in_has_its_vote_when_another_dies() -> None:
+    network = Network(2, seed=0)
+    taken_in_unheard(network)
+    network.nodes["j0"].stops_knocking = True
+    network.crash("w0")
+    network.heal()
+    network.run(SETTLED_S)
+    assert agreed(network, ["w1", "j0"]).ids == ["w1", "j0"]
+
+
 def test_a_minority_that_goes_on_has_another_lineage_and_never_merges() -> None:
     network = Network(5, seed=0)
     network.run(2.0)

@@ -65,12 +65,32 @@ def test_with_an_adaptive_optimizer_only_what_was_trained_with_one_counts() -> N
 
 
 def test_a_row_that_shows_mostly_chance_counts_for_its_own_recipe_only() -> None:
-    rows = [row(), row(recipe="tiny", loss=3.0, error=0.9)]
+    rows = [row(), row(recipe="tiny", loss=1.7, error=0.9)]
     unknown, own = (expected("s", {}, 8, recipe=name, rows=rows) for name in (None, "tiny"))
     assert unknown is not None
     assert unknown.loss == 0.5
     assert own is not None
-    assert own.loss == 3.0
+    assert own.loss == 1.7
+
+
+def test_a_row_that_is_far_from_nothing_counts_however_uncertain() -> None:
+    found = expected("s", {}, 8, rows=[row(), row(recipe="tiny", loss=1.9, error=0.9)])
+    assert found is not None
+    assert found.loss == 1.9
+
+
+def test_who_sends_less_loses_no_less() -> None:
+    whole = row(recipe="t", settings={"share": 1.0, "every": 1}, loss=2.0)
+    rows = [row(settings={"share": 0.1, "every": 1}), whole]
+    found = expected("s", {"share": 0.1, "every": 1}, 8, rows=rows)
+    assert found is not None
+    assert found.loss == 2.0
+    assert "t with 8 workers, share=1, 3 epochs" in found.basis
+    own = expected("s", {"share": 0.1, "every": 1}, 8, recipe="a", rows=rows)
+    assert own is not None
+    assert own.loss == 0.5
+    assert expected("s", {"share": 0.1, "every": 2}, 8, rows=rows) is None
+    assert expected("s", {"share": 0.1, "every": 1}, 8, rows=[whole]) is None  # not measured itself
 
 
 def test_a_short_training_is_not_judged_by_long_ones() -> None:

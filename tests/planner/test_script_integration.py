@@ -56,6 +56,11 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     assert found.backward_s >= 0.02
     assert found.shares is not None
     assert len(found.shares) == 4
+    assert not found.adaptive
+
+
+def test_the_kind_of_optimizer_is_seen(tmp_path: Path) -> None:
+    assert measure_script([written(tmp_path, TRAIN.replace("optim.SGD", "optim.AdamW"))]).adaptive
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,8 @@ def test_the_optimizers_step_is_apart_unless_backward_is_in_it(
     [
         ("raise ValueError('no data')", "failed with exit code 1 before it could be timed.*no data"),
         ("print('done')", "^train.py ended before it could be timed: train.py made 0 optimizer steps: there"),
-        ("import sys; sys.exit(3)", "failed with exit code 3"),
+        (TRAIN.replace("while True", "for _ in range(4)"), "made only 4 optimizer steps: 5 are needed"),
+        ("import sys; sys.exit(3)", r"failed with exit code 3(?s:.*)does `python .*train.py` run here"),
     ],
 )
 def test_a_script_that_does_not_train_is_named(tmp_path: Path, text: str, words: str) -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
+from thinwire.errors import UsageError
 from thinwire.wire.base import Lane
 from thinwire.wire.messages import Messenger
 from thinwire.wire.sequencer import Sequencer
@@ -85,12 +87,8 @@ async def every_operation(wire: Wire, dtype: torch.dtype = torch.float32) -> Non
         await works[tag]
         assert torch.equal(inboxes[tag], everyone[source] + tag)
 
-    if world_size > 1:
-        inbox = torch.empty(SIZE, dtype=dtype)
-        anyone = wire.exchange(recv=inbox, tag=9)
-        await wire.exchange(send=own(rank, dtype), to=to, tag=9)
-        await anyone
-        assert torch.equal(inbox, everyone[source])
+    with pytest.raises(UsageError, match="source is None"):
+        wire.exchange(recv=torch.empty(SIZE, dtype=dtype))
 
 
 async def some_lanes(lane: Lane) -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import queue
+import threading
 
 import pytest
 import torch
@@ -10,9 +11,11 @@ from tests.wire.operations import check_all, check_lanes, every_operation, some_
 from tests.worlds import run_processes
 from thinwire.engine.driver import Driver, ProgressThread
 from thinwire.engine.endpoint import Endpoint, Make
+from thinwire.errors import PeerLost
 from thinwire.wire.backend import pool
 from thinwire.wire.base import Lane
 from thinwire.wire.connect import connect
+from thinwire.wire.messages import Messenger
 from thinwire.wire.wire import Meter
 
 pytestmark = pytest.mark.processes
@@ -122,6 +125,21 @@ def receive_in_any_order_on(lane: Lane) -> list[int]:
     total(lane, torch.zeros(1)).wait()
     lane.close()
     return order
+
+
+def listen_and_drop() -> list[str]:
+    """The threads that still wait in a backend after a lane with a listener was dropped."""
+    lane = connect(None, timeout_s=500, silence_s=500)
+    assert lane is not None
+    total(lane, torch.zeros(1)).wait()
+    Messenger(lane, Meter()).listen(torch.zeros(1), holds=False)
+    dist.barrier()  # nobody drops the lane while another is still in the sum
+    lane.drop(PeerLost("the workers have changed"))
+    return [each.name for each in threading.enumerate() if each.name.startswith("thinwire-exchange")]
+
+
+def test_nobody_waits_for_messages_of_a_world_that_is_gone() -> None:
+    assert run_processes(3, listen_and_drop) == [[], [], []]
 
 
 def test_receives_end_when_their_message_comes() -> None:

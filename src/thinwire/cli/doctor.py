@@ -13,6 +13,7 @@ import typer
 from thinwire.cli import options
 from thinwire.cli.output import columns, note
 from thinwire.errors import SettingError, check
+from thinwire.files import check_writable
 from thinwire.units import as_bytes, as_rate, as_seconds
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def doctor(
     os.environ.update(started)
     # torch prints a C++ stack for every try to connect: what is wrong is said in words below
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
-    from thinwire.planner.doctor import check_writable, examine  # which imports torch
+    from thinwire.planner.doctor import examine  # which imports torch
 
     speaks = os.environ.get("RANK", "0") == "0"
     if speaks:

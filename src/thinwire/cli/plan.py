@@ -15,6 +15,7 @@ from thinwire.cli import options
 from thinwire.cli.output import note, optional_page
 from thinwire.cli.plan_text import against_text, paper_text, text
 from thinwire.errors import SettingError, check
+from thinwire.files import check_writable
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net
@@ -25,10 +26,14 @@ from thinwire.strategies import registry
 
 MOST_WORKERS = 10_000
 BUDGET = 1.0
+ONLY_WITH = {"layers": ("params",), "data": ("recipe",), "device": ("recipe",)}
+"""Options that say something about one kind of model only."""
+STATED = {"rate", "latency", "sites", "uplink", "uplink_latency", "slow"}
 SHORTEST = "thinwire plan --params 25.6e6 --layers 50 --compute 0.2s"
 
 
 def plan(
+    context: typer.Context,
     recipe: Annotated[
         str | None, typer.Argument(metavar="[RECIPE]", help="A recipe, measured here for some steps.")
     ] = None,
@@ -74,6 +79,7 @@ def plan(
     as_json: options.AsJson = False,
 ) -> None:
     """Predict step time, speed-up, bytes and accuracy of every strategy, and say which to use."""
+    _check_together(context)
     if paper is not None:
         from thinwire.planner.published import paper as published  # which imports torch
 
@@ -88,6 +94,8 @@ def plan(
     check(accuracy_budget >= 0, "accuracy budget", "0 or more points", accuracy_budget)
     hosts = _cluster(cluster, counts, rate, sites, uplink, slow or [], latency, uplink_latency)
     sizes = _sizes(recipe, script, params, layers, compute, net)
+    if proposal is not None:
+        _check_page(proposal)
     if sizes is not None and batch is not None:
         sizes = sizes.with_batch(batch)
     elif sizes is None:
@@ -112,6 +120,39 @@ def plan(
         from thinwire.report.plans import write_proposal
 
         note(f"page with the scaling plot: {write_proposal(made.as_dict(), proposal)}")
+
+
+def _check_together(context: typer.Context) -> None:
+    """Refuse options that would have no effect beside the others."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    for alone in given & {"paper", "against"}:
+        unused = given - {alone, "as_json"}
+        _refuse(unused, f"with {_option(alone)}", "it needs no model and no hosts")
+    for option, allowed in ONLY_WITH.items():
+        if option in given and not given & set(allowed):
+            _refuse({option}, f"without {' or '.join(map(_option, allowed))}", "see `thinwire plan --help`")
+    if "cluster" in given:
+        _refuse(given & STATED, "with --cluster", "the cluster file says rates, times and sites itself")
+
+
+def _refuse(options: set[str], where: str, hint: str) -> None:
+    if options:
+        names = ", ".join(map(_option, sorted(options)))
+        raise SettingError(f"{names} must be left out {where}", hint=hint)
+
+
+def _option(name: str) -> str:
+    return "RECIPE" if name == "recipe" else f"--{name.replace('_', '-')}"
+
+
+def _check_page(path: Path) -> None:
+    """Refuse a page that cannot be made before anything is measured."""
+    from thinwire.report.drawing import style
+
+    check_writable(path)
+    with style():  # which needs matplotlib
+        pass
 
 
 def _against(path: Path, as_json: bool) -> None:

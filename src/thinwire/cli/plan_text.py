@@ -30,10 +30,12 @@ def _head(made: Plan) -> str:
     work, hosts = made.workload, made.cluster
     batch = "" if work.batch is None else f", {work.batch} samples"
     known = f"measured: {hosts.measured}" if hosts.measured else "as stated"
+    have = len(hosts.hosts)
+    more = f"\nmore than {have} workers: on more hosts like these" if 1 < have < made.counts[-1] else ""
     return (
         f"{work.name}: {work.num_params / 1e6:.3g} M parameters, {as_seconds(work.compute_s)} of computing "
         f"per step{batch}\n{hosts.summary()}, latency {as_seconds(hosts.latency_s)} ({known}, may be off by "
-        f"{as_percent(hosts.spread)})"
+        f"{as_percent(hosts.spread)}){more}"
     )
 
 

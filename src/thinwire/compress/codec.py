@@ -52,11 +52,10 @@ class Dense:
         return payload_bytes(self.payload, numel, itemsize)
 
     def encode_(self, messages: Tensor, data: Tensor) -> Tensor:
-        pairs = zip(messages, data, strict=True)
-        return torch.stack([payloads.encode_(message, row, self.payload) for message, row in pairs])
+        return payloads.encode_(messages, data, self.payload)
 
     def decode(self, messages: Tensor, like: Tensor) -> Tensor:
-        return torch.stack([payloads.decode(message, self.payload, like) for message in messages])
+        return payloads.decode(messages, self.payload, like)
 
     def of_sum(self, num_terms: int) -> Codec:
         return self

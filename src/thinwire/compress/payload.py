@@ -68,19 +68,19 @@ def encode_(
 ) -> Tensor:
     """Overwrite `message` with `data`; with few bits leave in `error` what was lost this time.
 
-    Gives the numbers as the other end will see them.
+    Messages and data may be rows, each on its own. Gives the numbers as the other end will see them.
     """
-    numel = data.numel()
     if data.is_meta:
         return data  # sizes alone, without numbers
+    numel = data.shape[-1]
     if payload == "fp32":
-        message[: data.nbytes].copy_(data.view(torch.uint8))
+        message[..., : numel * data.element_size()].copy_(data.view(torch.uint8))
         return data
     if payload == "bf16":
-        return message[: 2 * numel].view(torch.bfloat16).copy_(data).to(data.dtype)
-    wanted = data.new_empty(num_blocks(numel) * BLOCK)
-    wanted[numel:] = 0
-    flat = wanted[:numel]
+        return message[..., : 2 * numel].view(torch.bfloat16).copy_(data).to(data.dtype)
+    wanted = data.new_empty((*data.shape[:-1], num_blocks(numel) * BLOCK))
+    wanted[..., numel:] = 0
+    flat = wanted[..., :numel]
     if reference is None:
         flat.copy_(data)
     else:
@@ -88,12 +88,12 @@ def encode_(
     if error is not None:
         flat += error
     scales, codes = _parts(message, numel, payload)
-    blocks = wanted.view(-1, BLOCK)
+    blocks = wanted.unflatten(-1, (-1, BLOCK))
     if payload == "sign":
         shown = _write_signs(scales, codes, blocks, numel)
     else:
         shown = _write_steps(scales, codes, blocks, _LARGEST[payload])
-    shown = shown.view(-1)[:numel]
+    shown = shown.flatten(-2)[..., :numel]
     if error is not None:
         torch.sub(flat, shown, out=error)
     return shown if reference is None else shown.add_(reference)
@@ -103,55 +103,56 @@ def encode_(
 def decode(
     message: Tensor, payload: ChangePayload, like: Tensor, *, reference: Tensor | None = None
 ) -> Tensor:
-    """The numbers in `message`, as many and of the same dtype as `like`; both ends get the same bits."""
-    numel = like.numel()
+    """The numbers in `message`, as many and of the same dtype as `like`, or a row of them for each row of
+    messages; both ends get the same bits."""
+    numel, rows = like.numel(), message.shape[:-1]
     if message.is_meta:
-        return torch.empty_like(like)
+        return like.new_empty((*rows, numel))
     if payload == "fp32":
-        return message[: like.nbytes].view(like.dtype)
+        return message[..., : like.nbytes].view(like.dtype)
     if payload == "bf16":
-        return message[: 2 * numel].view(torch.bfloat16).to(like.dtype)
+        return message[..., : 2 * numel].view(torch.bfloat16).to(like.dtype)
     scales, codes = _parts(message, numel, payload)
-    padded = like.new_empty(scales.numel() * BLOCK)
-    data = padded[:numel]
+    padded = like.new_empty((*rows, scales.shape[-1] * BLOCK))
+    data, num_codes = padded[..., :numel], codes.shape[-1]
     if payload == "int8":
         data.copy_(codes)
     elif payload == "int4":  # the sign of a half byte comes from its highest bit
-        pairs = padded.view(-1, 2)[: codes.numel()]
-        pairs[:, 0] = (codes << 4) >> 4
-        pairs[:, 1] = codes >> 4
+        pairs = padded.unflatten(-1, (-1, 2))[..., :num_codes, :]
+        pairs[..., 0] = (codes << 4) >> 4
+        pairs[..., 1] = codes >> 4
     else:
-        padded.view(-1, 8)[: codes.numel()] = _sign_table(like.dtype, like.device)[
-            codes.view(torch.uint8).int()
-        ]
-    padded.view(-1, BLOCK).mul_(scales.to(like.dtype)[:, None])
+        signs = _sign_table(like.dtype, like.device)[codes.view(torch.uint8).int()]
+        padded.unflatten(-1, (-1, 8))[..., :num_codes, :] = signs
+    padded.unflatten(-1, (-1, BLOCK)).mul_(scales.to(like.dtype)[..., None])
     return data if reference is None else data.add_(reference)
 
 
 def _write_steps(scales: Tensor, codes: Tensor, blocks: Tensor, largest: int) -> Tensor:
     """Whole numbers of steps, of which the largest number of a block has `largest`."""
     # Not linalg.vector_norm, which takes longer than all the rest together.
-    scales.copy_(torch.maximum(blocks.amax(1), -blocks.amin(1)) / largest)
-    steps = scales.to(blocks.dtype)[:, None]
+    scales.copy_(torch.maximum(blocks.amax(-1), -blocks.amin(-1)) / largest)
+    steps = scales.to(blocks.dtype)[..., None]
     # A block of zeros has scale 0; whatever it is divided by, its codes are 0.
     rounded = (blocks / steps.clamp(min=torch.finfo(torch.float32).tiny)).round_().clamp_(-largest, largest)
+    values, num_codes = rounded.flatten(-2), codes.shape[-1]
     if largest == _LARGEST["int8"]:
-        codes.copy_(rounded.view(-1)[: codes.numel()])
+        codes.copy_(values[..., :num_codes])
     else:  # two in a byte
-        pairs = rounded.view(-1, 2)[: codes.numel()].to(torch.int8)
-        codes.copy_((pairs[:, 0] & 15) | (pairs[:, 1] << 4))
+        pairs = values.unflatten(-1, (-1, 2))[..., :num_codes, :].to(torch.int8)
+        codes.copy_((pairs[..., 0] & 15) | (pairs[..., 1] << 4))
     return rounded.mul_(steps)
 
 
 def _write_signs(scales: Tensor, codes: Tensor, blocks: Tensor, numel: int) -> Tensor:
     """Eight signs in a byte, and the mean size of a block, of its numbers alone where it is not full."""
-    sizes = blocks.abs().sum(1).div_(BLOCK)
-    sizes[-1:] *= BLOCK / (numel - BLOCK * (len(blocks) - 1))
+    sizes = blocks.abs().sum(-1).div_(BLOCK)
+    sizes[..., -1:] *= BLOCK / (numel - BLOCK * (sizes.shape[-1] - 1))
     scales.copy_(sizes)
     positive = blocks >= 0
-    packed = positive.view(-1).view(torch.int64).mul(_GATHER) >> 56
-    codes.view(torch.uint8).copy_(packed[: codes.numel()].bitwise_and_(255))
-    return torch.where(positive, 1.0, -1.0).to(blocks.dtype).mul_(scales.to(blocks.dtype)[:, None])
+    packed = positive.flatten(-2).view(torch.int64).mul(_GATHER) >> 56
+    codes.view(torch.uint8).copy_(packed[..., : codes.shape[-1]].bitwise_and_(255))
+    return torch.where(positive, 1.0, -1.0).to(blocks.dtype).mul_(scales.to(blocks.dtype)[..., None])
 
 
 @functools.cache
@@ -163,6 +164,6 @@ def _sign_table(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 def _parts(message: Tensor, numel: int, payload: ChangePayload) -> tuple[Tensor, Tensor]:
     codes_at = SCALE_BYTES * num_blocks(numel)
-    assert message.numel() == payload_bytes(payload, numel, 1), "a message of another size"
-    codes = message[codes_at : codes_at + _code_bytes(payload, numel)]
-    return message[:codes_at].view(torch.float32), codes.view(torch.int8)
+    assert message.shape[-1] == payload_bytes(payload, numel, 1), "a message of another size"
+    codes = message[..., codes_at : codes_at + _code_bytes(payload, numel)]
+    return message[..., :codes_at].view(torch.float32), codes.view(torch.int8)

@@ -20,6 +20,8 @@ Message = list[Any]
 Ballot = tuple[int, int]
 """A round, and the proposer's place in the last membership; the higher one wins."""
 NO_BALLOT: Ballot = (0, -1)
+VOTING = ("prepare", "accept")
+"""What a proposer asks the members of the last membership, and nobody else."""
 
 
 @dataclass(slots=True)

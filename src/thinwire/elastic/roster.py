@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 
-from thinwire.elastic.agreement import Knowledge, MembershipVote, Message
+from thinwire.elastic.agreement import VOTING, Knowledge, MembershipVote, Message
 from thinwire.elastic.membership import Member, Membership
 from thinwire.errors import DataError
 
@@ -54,7 +54,12 @@ class Roster:
         self.knowledge.unreachable.discard(id_)
 
     def notice_joiner(self, member: Member) -> None:
-        if self.membership is not None and member.id not in self.membership.ids:
+        """A worker asks to be taken in; one that is in already has missed that."""
+        if self.membership is None:
+            return
+        if member.id in self.membership.ids:
+            self._tell_decisions(member.id, self.membership.generation - 1)
+        else:
             self.knowledge.joining[member.id] = member
 
     def want_change(self) -> None:
@@ -101,7 +106,8 @@ class Roster:
         if body[0] == "decided":
             self._hear_decision(body)
         elif self.membership is None:
-            return
+            if body[0] in VOTING:  # only members are asked: this worker is one, and has missed that
+                self.outbox.append((sender, [lineage, generation - 1, "behind"]))
         elif lineage != self.membership.lineage:
             self.other_lineages.add(lineage[:64])
         elif body[0] == "behind" or generation < self.membership.generation:

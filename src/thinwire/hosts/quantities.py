@@ -44,7 +44,7 @@ def parse_rate(text: str, *, field: str = "rate") -> float:
     2500000000.0
     """
     rate = _value(text.strip().removesuffix("/s"), _BITS_PER_S)
-    hint = "a number with kbit, mbit or gbit: 100mbit, 2.5gbit"
+    hint = "a number above 0 with kbit, mbit or gbit: 100mbit, 2.5gbit"
     check(rate is not None, field, "a bandwidth", text, hint=hint)
     return check_rate(rate or 0.0, field=field, given=text)
 
@@ -90,7 +90,7 @@ def parse_duration(text: str, *, field: str, unit: Literal["s"] | None = None) -
     0.0004
     """
     seconds = _value(text, _SECONDS, unit)
-    hint = "a number with us, ms, s, min or h: 0.4ms, 0.2s"
+    hint = "a number with us, ms, s, min or h, without a sign: 0.4ms, 0.2s"
     if seconds is None:
         raise SettingError(f"{field} must be a time, got {text!r}", hint=hint)
     check(seconds <= LONGEST_S, field, "at most a year (8784h)", text)

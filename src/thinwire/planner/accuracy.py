@@ -12,6 +12,8 @@ LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
 FURTHEST = 2
 """A row counts for up to so many times the workers it was measured with: with more, loss grows."""
+SENT = ("share", "density")
+"""Settings for how much is sent: a strategy that sends more loses no more."""
 SHORTEST = 10
 """A row counts for trainings of at least this part of its steps: a shorter one loses more."""
 
@@ -62,24 +64,32 @@ def expected(
     counts; else the worst of all that are judged by accuracy, since nobody knows which the model is like.
     A training of `num_steps` (None: not known) is not judged by much longer ones.
     With an optimizer such as AdamW (`adaptive`), only what was trained with one counts, and a percent of
-    perplexity as a point: there the same strategies have lost far more.
+    perplexity as a point: there the same strategies have lost far more. A recipe that was trained only with
+    more being sent counts with that: its loss is the least to expect.
     """
     if strategy == "all-reduce" or workers == 1:
         return EXACT
     own = without_lead_in(settings)
     known = table() if rows is None else rows
-    found = [row for row in known if row.strategy == strategy and _same(row.settings, own)]
-    found = [row for row in found if num_steps is None or SHORTEST * num_steps >= row.steps]
+    rows = [row for row in known if row.strategy == strategy]
+    rows = [row for row in rows if num_steps is None or SHORTEST * num_steps >= row.steps]
+    found = [row for row in rows if _same(row.settings, own)]
     same = [row for row in found if row.recipe == recipe]
     found = same or [row for row in found if row.is_resolved and _is_like(row, adaptive)]
-    nearest = [_nearest([row for row in found if row.recipe == name], workers) for name in _recipes(found)]
-    candidates = [row for row in nearest if row is not None]
+    candidates = _nearest_of_each(found, workers)
     if not candidates:
         return None
+    if not same:
+        rest = [row for row in rows if row.is_resolved and _is_like(row, adaptive)]
+        rest = [row for row in rest if row.recipe not in _recipes(found) and _sends_more(row.settings, own)]
+        candidates += _nearest_of_each(rest, workers)
     worst = max(candidates, key=lambda row: row.loss)
     runs = "1 run" if worst.seeds == 1 else f"{worst.seeds} runs"
     trained = f"{worst.epochs} epochs of {worst.steps // worst.epochs:,} steps"
-    basis = f"{worst.recipe} with {worst.workers} workers, {trained}, {runs} ({worst.source})"
+    sent = [
+        f"{name}={worst.settings[name]:g}, " for name in SENT if worst.settings.get(name) != own.get(name)
+    ]
+    basis = f"{worst.recipe} with {worst.workers} workers, {''.join(sent)}{trained}, {runs} ({worst.source})"
     margin = 2 * worst.error
     return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
 
@@ -90,6 +100,13 @@ def _same(measured: Settings, own: Settings) -> bool:
     return known and not any(value for name, value in own.items() if name not in measured)
 
 
+def _sends_more(measured: Settings, own: Settings) -> bool:
+    """Whether what was measured differs in nothing but that more was sent."""
+    numbers = [name for name in SENT if isinstance(own.get(name), float) and name in measured]
+    larger = {name: measured[name] for name in numbers if measured[name] > own[name]}  # type: ignore[operator]  # two numbers
+    return bool(larger) and _same(measured, {**own, **larger})
+
+
 def _is_like(row: Measured, adaptive: bool) -> bool:
     # percents of perplexity are no points of accuracy; with SGD the recipes judged by accuracy are enough
     return row.adaptive if adaptive else row.metric == "accuracy"
@@ -97,6 +114,12 @@ def _is_like(row: Measured, adaptive: bool) -> bool:
 
 def _recipes(rows: Sequence[Measured]) -> list[str]:
     return list(dict.fromkeys(row.recipe for row in rows))
+
+
+def _nearest_of_each(rows: Sequence[Measured], workers: int) -> list[Measured]:
+    """One row of each recipe that was measured with about as many workers."""
+    found = [_nearest([row for row in rows if row.recipe == name], workers) for name in _recipes(rows)]
+    return [row for row in found if row is not None]
 
 
 def _nearest(rows: Sequence[Measured], workers: int) -> Measured | None:

@@ -25,11 +25,9 @@ from thinwire.units import as_rate, as_seconds
 from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, training_thread
 
-OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle:momentum=0.0", "gtopk")
+OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle", "gtopk")
 """What it can pick; the first is exact SGD, with which it begins. The last two share their
 residuals, which are empty whenever one of them begins."""
-ADAPTIVE = "exp_avg_sq"
-"""The average that optimizers such as AdamW keep, and SGD does not."""
 LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
 """Numbers that are sent to measure the wire: a part of the model's, within bounds."""
 EQUAL = 0.05
@@ -179,14 +177,17 @@ class AutoStrategy(Strategy):
         """All workers take the mean of their parameters, where the strategy they leave let these differ."""
         if not overrides(_options()[index], "mix"):
             return
-        mean = bucket.read()
-        if isinstance(state.states[index], LocalState):  # changes of all that were not passed on yet
+        mean, left = bucket.read(), state.states[index]
+        if isinstance(left, LocalState):  # changes of all that were not passed on yet
             residual = _residuals(state)[bucket.index]
             mean[: residual.numel()].add_(residual)
             residual.zero_()
         await wire.all_reduce_(mean)
+        mean.div_(wire.world_size)
+        if isinstance(left, LocalState) and left.velocities:
+            _run_out_(mean, left.anchors[bucket.index], left.velocities[bucket.index], left.outer.momentum)
         await training_thread()
-        bucket.write_(mean.div_(wire.world_size))
+        bucket.write_(mean)
 
     # -- choosing -----------------------------------------------------------------------------------
 
@@ -247,8 +248,8 @@ class AutoStrategy(Strategy):
         return best
 
     def _allowed(self, text: str, option: Strategy, state: AutoState, world_size: int) -> bool:
-        adaptive = ADAPTIVE in state.buckets[0].optimizer_state
-        loss = expected(registry.parse(text)[0], registry.resolved(option), world_size, adaptive=adaptive)
+        settings, adaptive = registry.resolved(option), state.buckets[0].normalised
+        loss = expected(registry.parse(text)[0], settings, world_size, adaptive=adaptive)
         return loss is not None and loss.loss <= self.accuracy_budget
 
     def _switch(self, state: AutoState, pick: int, *, tell: bool) -> None:
@@ -289,6 +290,14 @@ def _options() -> list[Strategy]:
 
 def _residuals(state: AutoState) -> list[torch.Tensor]:
     return next(each.residuals for each in state.states if isinstance(each, SparseState))
+
+
+def _run_out_(mean: torch.Tensor, anchor: torch.Tensor, velocity: torch.Tensor, momentum: float) -> None:
+    """Move the mean to where momentum would carry it if all that it has not seen yet came now and nothing
+    after that: steps were made shorter in return. The velocity is zero then."""
+    mean.sub_(anchor).div_(1 - momentum).add_(anchor)
+    mean.add_(velocity, alpha=momentum**2 / (1 - momentum))
+    velocity.zero_()
 
 
 async def _probe(buckets: Sequence[Bucket], wire: Wire) -> tuple[float, float]:

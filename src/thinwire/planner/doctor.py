@@ -19,13 +19,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 
-from thinwire.errors import DataError, PeerLost, UsageError
+from thinwire.errors import PeerLost, UsageError
 from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.findings import SLOW, findings
@@ -271,10 +270,3 @@ def _uplink(hosts: Sequence[HostFacts], paths: Sequence[HostPath]) -> float:
     """What a path between sites carries."""
     between = [p.bit_per_s for p in paths if hosts[p.ranks[0]].site != hosts[p.ranks[1]].site]
     return statistics.median(between)
-
-
-def check_writable(path: Path) -> None:
-    """Refuse a cluster file that cannot be written before anything is measured."""
-    folder = path.parent
-    if not folder.is_dir() or not os.access(folder, os.W_OK):
-        raise DataError(f"{path} cannot be written: {folder} is no folder that can be written to")

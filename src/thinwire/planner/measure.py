@@ -20,12 +20,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from thinwire.engine.optimizer import is_normalised
 from thinwire.errors import UsageError
 from thinwire.planner.workload import FORWARD_SHARE, Workload
+from thinwire.units import count
 
 WARM_UP = 3
 """Steps that are not timed: the first ones allocate, compile and connect."""
 STEPS = 10
+LEAST_STEPS = WARM_UP + 2
+"""Of a loop that ends before."""
 
 
 @dataclass(slots=True)
@@ -105,9 +109,12 @@ class StepRecorder:
 
     def workload(self, name: str, *, batch: int | None = None) -> Workload:
         """What was recorded, by lower quartiles over steps: other programs may use the processor too."""
-        if self.num_steps < 2:
-            raise UsageError(f"{name} made {self.num_steps} optimizer steps: there is nothing to time")
-        timed = self._steps[min(WARM_UP, self.num_steps - 2) :]
+        if not self.num_steps:
+            raise UsageError(f"{name} made 0 optimizer steps: there is nothing to time")
+        if self.num_steps < LEAST_STEPS:
+            rule = f"{LEAST_STEPS} are needed, of which the first {WARM_UP} are not timed"
+            raise UsageError(f"{name} made only {count(self.num_steps, 'optimizer step')}: {rule}")
+        timed = self._steps[WARM_UP:]
         pairs = list(pairwise(timed))
         whole_s = _low_quartile([after.ended_s - before.ended_s for before, after in pairs])
         begun = [(b.ended_s, a.backward_s) for b, a in pairs if a.backward_s is not None]
@@ -128,6 +135,7 @@ class StepRecorder:
             backward_s=whole_s - forward_s - optimizer_s,
             optimizer_s=optimizer_s,
             batch=batch,
+            adaptive=self._optimizer is not None and is_normalised(self._optimizer),
             on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )
 

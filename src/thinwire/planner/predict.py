@@ -209,7 +209,8 @@ class Planner:
         spread = self.cluster.spread
         work, settings = self.workload, registry.resolved(strategy)
         num_steps = None if work.num_steps is None else work.num_steps // workers
-        loss = expected(name, settings, workers, recipe=work.recipe, num_steps=num_steps)
+        adaptive, recipe = work.adaptive, work.recipe
+        loss = expected(name, settings, workers, recipe=recipe, num_steps=num_steps, adaptive=adaptive)
         return Prediction(
             strategy=text,
             workers=workers,

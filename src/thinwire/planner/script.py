@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import shlex
 import signal
 import socket
 import subprocess
@@ -25,6 +26,10 @@ from thinwire.hosts.machine import KEEPS_MEMORY
 from thinwire.planner.workload import Workload
 
 LIMIT_S = 300.0
+HANGS = (
+    "does it wait for something, or load much data first? then give it less, or plan from sizes: "
+    "--params N --layers N --compute TIME"
+)
 LAST_LINES = 3
 POLL_S = 0.02
 NO_STEPS = 85
@@ -51,13 +56,15 @@ def measure_script(command: Sequence[str], *, limit_s: float = LIMIT_S, at_once:
         for place, result, code in ended_first:
             if result.exists():
                 continue
+            lines = place.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+            said = " / ".join(line.strip() for line in lines[-LAST_LINES:]) or "it said nothing"
             if code is None:
                 problem = f"did not make enough optimizer steps to be timed within {limit_s:g} s"
-                raise UsageError(f"{script.name} {problem}", hint=hint)
-            lines = place.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-            said = " / ".join(lines[-LAST_LINES:]) or "it said nothing"
-            how = {0: "ended", NO_STEPS: "ended"}.get(code, f"failed with exit code {code}")
-            raise UsageError(f"{script.name} {how} before it could be timed: {said}", hint=hint)
+                raise UsageError(f"{script.name} {problem}: {said}", hint=HANGS)
+            if code in (0, NO_STEPS):
+                raise UsageError(f"{script.name} ended before it could be timed: {said}", hint=hint)
+            failed = f"failed with exit code {code} before it could be timed: {said}"
+            raise UsageError(f"{script.name} {failed}", hint=f"does `python {shlex.join(command)}` run here?")
         found = [json.loads(result.read_text(encoding="utf-8")) for result in results]
     content = max(found, key=lambda each: each["forward_s"] + each["backward_s"] + each["optimizer_s"])
     content["shapes"] = tuple(tuple(shape) for shape in content["shapes"])

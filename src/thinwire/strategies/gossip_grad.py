@@ -188,6 +188,9 @@ class GossipGraD(Strategy):
             return ""
         whole = costs("gossip-grad", part.workers, exchange="weights", share=1.0)
         beside = "" if whole is None else f", all of it {whole.loss:.1f}"
+        short = costs("gossip-grad", world_size, short=True, exchange="weights", share=0.1)
+        if short is not None and short.loss > part.loss:
+            beside += f", a tenth in {short.steps:,} steps {short.loss:.1f} ({short.recipe})"
         return (
             f"GossipGraD with share={self.share!r} may send a small part of the model; a tenth of it cost "
             f"{part.loss:.1f} points of accuracy with {part.workers} workers ({part.recipe}, {part.epochs} "

@@ -14,9 +14,9 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
-"""Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
-FAR = 4.0
-"""Standard errors."""
+"""Rows with a larger standard error, in points, show mostly chance, unless the loss is larger still."""
+FAR = 2.0
+"""Standard errors that a loss is from none, to be more than chance."""
 LEAST_STEPS = 1000
 """A shorter training says nothing about others: its workers have no time to come together again."""
 
@@ -53,8 +53,9 @@ class Measured:
         return clear and self.steps >= LEAST_STEPS
 
 
-def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
+def costs(strategy: str, workers: int, *, short: bool = False, **settings: object) -> Measured | None:
     """The row that lost most of those with these settings and the nearest number of workers, as points.
+    With `short`, also of short trainings, if they clearly lost something.
 
     >>> costs("gossip-grad", 16, share=0.1).workers
     16
@@ -65,7 +66,7 @@ def costs(strategy: str, workers: int, **settings: object) -> Measured | None:
         for row in table()
         if row.strategy == strategy
         and row.metric == "accuracy"
-        and row.is_resolved
+        and (row.is_resolved or (short and row.loss > FAR * row.error))
         and settings.items() <= row.settings.items()
     ]
     nearest = min((abs(row.workers - workers) for row in rows), default=0)

@@ -10,8 +10,12 @@ from thinwire.errors import check
 from thinwire.strategies.base import Bucket, step_scale
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.tuner import FIRST, MOST, IntervalTuner
+from thinwire.strategies.measured import costs
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
+
+MEASURED = (8, 32, 128)
+"""Intervals whose cost is told where it is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +29,8 @@ class SASGD(LocalStrategy):
     """
 
     interval: int | Literal["auto"] = 8
-    """Steps between two reductions; "auto": as few as let training wait for at most a share of its time."""
+    """Steps between two reductions; "auto": as few as let training wait for at most a share of its time, 32
+    at most."""
     exposed: float = 0.05
     """That share, with interval="auto"."""
     global_rate: float | None = None
@@ -59,6 +64,27 @@ class SASGD(LocalStrategy):
             state.interval = FIRST
             state.tuner = IntervalTuner(self.exposed, len(buckets))
         return state
+
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        longest = self.period
+        if world_size == 1 or longest <= MEASURED[0]:
+            return ""
+        rows = {
+            interval: row
+            for interval in MEASURED
+            if interval <= longest
+            and (row := costs("sasgd", world_size, short=True, interval=interval)) is not None
+        }
+        told = [
+            f"every {interval} steps cost {row.loss:.1f} points of accuracy with {row.workers} workers "
+            f"({row.recipe}, {row.steps:,} steps)"
+            for interval, row in rows.items()
+        ]
+        seldom = f", in {num_steps:,} steps perhaps {num_steps // longest} times" if num_steps else ""
+        return (
+            f"SASGD with interval={self.interval!r} may average only every {longest} steps{seldom}; "
+            f"averages {', '.join(told)}; see docs/sasgd.md, 'What it costs in accuracy'"
+        )
 
     def outer(self, world_size: int, normalised: bool) -> Outer:
         return Outer(1.0 if self.global_rate is None else self.global_rate * world_size)

@@ -12,7 +12,7 @@ from thinwire.errors import check
 from thinwire.strategies.base import Bucket, step_scale
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Outer
 from thinwire.strategies.local.budget import DECIDES_AT, BudgetTuner
-from thinwire.strategies.local.expected import known
+from thinwire.strategies.local.expected import known, options
 from thinwire.strategies.local.fragments import Fragments, check_fragments
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
@@ -96,18 +96,29 @@ class Trickle(LocalStrategy):
         return codec_of(self.payload, self.density)
 
     def advice(self, num_steps: int | None, world_size: int) -> str:
-        if num_steps is None or self.budget == "auto":
+        where = "see docs/trickle.md, 'What it costs in accuracy'"
+        if self.budget == "auto":
+            row = max(options(world_size), key=lambda row: row.points)
+            few = self._few_changes(num_steps, row.interval, row.density)
+            told = f"; {few}" if few else ""
+            return (
+                f"Trickle with budget='auto' may choose {row}, which cost {row.points:.1f} points of "
+                f"accuracy with {row.workers} workers ({row.where}){told}; {where}"
+            )
+        few = self._few_changes(num_steps, self.interval, self.density)
+        return f"Trickle with {few}; {where}" if few else ""
+
+    def _few_changes(self, num_steps: int | None, interval: int, density: float) -> str:
+        """What to do about too few changes of a parameter; empty where there are enough."""
+        changes = density * (num_steps or 0) / interval
+        if num_steps is None or density > MOST_SPARSE or changes >= FEWEST_CHANGES:
             return ""
-        changes = self.density * num_steps / self.interval
-        if self.density > MOST_SPARSE or changes >= FEWEST_CHANGES:
-            return ""
-        enough = FEWEST_CHANGES * self.interval / max(1, num_steps)
+        enough = FEWEST_CHANGES * interval / max(1, num_steps)
         more = f"set density={enough:.2g} or more"
         better = more if enough <= MOST_SPARSE else "use SASGD() or AllReduce()"
         return (
-            f"Trickle with density={self.density:g} and interval={self.interval} changes a parameter "
-            f"{changes:.2g} times in {num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: "
-            f"{better}, or train longer; see docs/trickle.md, 'What it costs in accuracy'"
+            f"density={density:g} and interval={interval} changes a parameter {changes:.2g} times in "
+            f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, or train longer"
         )
 
     def outer_momentum(self, world_size: int, normalised: bool) -> float:

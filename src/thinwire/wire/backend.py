@@ -54,6 +54,10 @@ class Source(Protocol):
     def has_nccl(self) -> bool:
         """Whether tensors on GPUs travel by NCCL."""
 
+    @property
+    def hears_anyone(self) -> bool:
+        """Whether it can receive from whoever comes, and such a receive ends when all connections do."""
+
     def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Connected:
         """For one lane; blocks until all of `ranks` take theirs."""
 
@@ -105,6 +109,7 @@ class Pool:
     """Whether the default process group is ours to end."""
     watch_client: Store | None = None
     """The store's client for all heartbeats."""
+    hears_anyone: bool = False
 
     @property
     def own_rank(self) -> int:

@@ -62,6 +62,10 @@ class Lane(Protocol):
     def places(self) -> Sequence[tuple[str, str]]:
         """Host and site of every worker, in order of rank."""
 
+    @property
+    def listens_to(self) -> Sequence[Peer]:
+        """Whose messages a listener has a receive open for: each other worker's, or None, whoever comes."""
+
     def collective(self, op: Op, data: Tensor, out: Tensor, source: int = 0) -> Work:
         """Do what `Wire` has a method for; `out` is `data` itself where `op` works in place."""
 
@@ -70,7 +74,8 @@ class Lane(Protocol):
     ) -> Work:
         """Send to one peer and receive from one, at the same time.
 
-        To receive without a `source` is to receive from whoever sends with this tag first; on the CPU only.
+        To receive without a `source` is to receive from whoever sends with this tag first, on lanes whose
+        `listens_to` has None.
         """
 
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> Lane:

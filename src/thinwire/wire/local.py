@@ -188,6 +188,10 @@ class LocalLane:
     def places(self) -> Sequence[tuple[str, str]]:
         return [self._world.places[rank] for rank in self._ranks]
 
+    @property
+    def listens_to(self) -> Sequence[Peer]:
+        return [None]
+
     def lane(self, name: str, ranks: Sequence[int] | None = None) -> LocalLane:
         members = self._ranks if ranks is None else tuple(self._ranks[r] for r in ranks)
         return LocalLane(self._world, f"{self._name}/{name}", members, self._ranks[self.rank])

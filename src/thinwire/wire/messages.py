@@ -1,8 +1,9 @@
 """Messages to whoever listens: a header that says who sends how much, then the data.
 
-A listener has one receive open for headers from anybody. It stays open while training pauses; at detach a
-neighbour's goodbye ends it, since a backend's receive cannot be taken back. Data is sent when its receive is
-posted, so a listener that has no room for a message leaves it with its sender, whose `send` does not end.
+A listener has one receive open for headers from anybody, or one for each other worker (`listens_to` of the
+lane). They stay open while training pauses; at detach the goodbyes of others end them, since a backend's
+receive cannot be taken back. Data is sent when its receive is posted, so a listener that has no room for a
+message leaves it with its sender, whose `send` does not end.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from thinwire.wire.work import Work, all_of, finished
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from thinwire.wire.base import Lane
+    from thinwire.wire.base import Lane, Peer
     from thinwire.wire.wire import Meter, Wire
 
 HEADERS, PAYLOADS, ANSWERS = 1 << 24, 2 << 24, 3 << 24
@@ -64,6 +65,7 @@ class Messenger:
         """Ends when something is ready, or listeners are to end."""
         self._open: Work | None = None
         """Ends when no receive is open any more."""
+        self._num_open = 0
         self._error: BaseException | None = None
         self._outgoing: list[Work] = []
         self._sent = [0] * lane.world_size
@@ -124,8 +126,9 @@ class Messenger:
     def listen(self, like: Tensor, *, holds: bool) -> AsyncIterator[Received]:
         self._like, self._holds = like, holds
         if self._open is None and self._lane.world_size > 1:
-            self._open = Work()
-            self._receive_header()
+            self._open, self._num_open = Work(), len(self._lane.listens_to)
+            for source in self._lane.listens_to:
+                self._receive_header(source)
         return self._messages(like.device)
 
     async def _messages(self, device: torch.device) -> AsyncIterator[Received]:
@@ -142,18 +145,17 @@ class Messenger:
             else:
                 await news
 
-    def _receive_header(self) -> None:
+    def _receive_header(self, expected: Peer) -> None:
         header = torch.empty(_HEADER, dtype=torch.int64)
-        work = self._lane.exchange(recv=header, tag=HEADERS)
-        work.when_done(lambda: self._header_came(header, work))
+        work = self._lane.exchange(recv=header, source=expected, tag=HEADERS)
+        work.when_done(lambda: self._header_came(header, work, expected))
 
-    def _header_came(self, header: Tensor, work: Work) -> None:
+    def _header_came(self, header: Tensor, work: Work, expected: Peer) -> None:
         if self._failed(work):
             return
         source, tag, num_bytes = header.tolist()
         if source == _GOODBYE:
-            assert self._open is not None
-            self._open.finish()
+            self._end_receive()
             return
         with self._lock:
             held = self._holds and (source, tag) in self._waiting
@@ -163,7 +165,15 @@ class Messenger:
                 self._waiting[source, tag] = deque()
         if not held:
             self._receive_payload(source, tag, num_bytes)
-        self._receive_header()
+        self._receive_header(expected)
+
+    def _end_receive(self) -> None:
+        with self._lock:
+            self._num_open -= 1
+            last = self._num_open == 0
+        if last:
+            assert self._open is not None
+            self._open.finish()
 
     def _receive_payload(self, source: int, tag: int, num_bytes: int) -> None:
         like = self._like
@@ -246,12 +256,15 @@ class Messenger:
         self.pausing = Work()
 
     async def say_goodbye(self, wire: Wire) -> None:
-        """End the open receives of all workers, each by its neighbour. Called by all, after `quiesce`."""
+        """End the open receives of all workers: those for one worker by that one, those for anybody by the
+        neighbour. Called by all, after `quiesce`."""
         listens = torch.empty(wire.world_size, dtype=torch.int64)
         await wire.all_gather(torch.tensor([int(self._open is not None)]), listens)
-        neighbour = (wire.rank + 1) % wire.world_size
-        if listens[neighbour] and neighbour != wire.rank:
-            header = torch.tensor([_GOODBYE, 0, 0])
-            await self._lane.exchange(send=header, to=neighbour, tag=HEADERS)
+        others = [(wire.rank + step) % wire.world_size for step in range(1, wire.world_size)]
+        by_neighbour = None in self._lane.listens_to
+        for other in others[:1] if by_neighbour else others:
+            if listens[other]:
+                header = torch.tensor([_GOODBYE, 0, 0])
+                await self._lane.exchange(send=header, to=other, tag=HEADERS)
         if self._open is not None:
             await self._open

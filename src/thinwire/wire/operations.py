@@ -13,7 +13,6 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions
 from torch.distributed import distributed_c10d as c10d
 
-from thinwire.errors import UsageError
 from thinwire.traffic import Op
 from thinwire.wire.base import Buffer, Peer
 from thinwire.wire.ring import RING_BYTES, ring_reduce_scatter
@@ -71,7 +70,7 @@ def gloo_exchange(backend: Any, send: Buffer, to: Peer, recv: Buffer, source: Pe
     outbox = send if send is None or not send.is_cuda else pinned_like(send).copy_(send)
     handles = []
     if inbox is not None and source is None:
-        handles.append(backend.recv_anysource([inbox], tag))
+        handles.append(backend.recv_anysource([inbox], tag))  # TLS only: see `listens_to`
     elif inbox is not None:
         handles.append(backend.recv([inbox], source, tag))
     if outbox is not None:
@@ -88,8 +87,6 @@ def gloo_exchange(backend: Any, send: Buffer, to: Peer, recv: Buffer, source: Pe
 
 def nccl_exchange(backend: Any, send: Buffer, to: Peer, recv: Buffer, source: Peer, tag: int) -> Wait:
     """Start an exchange, both halves in one group."""
-    if recv is not None and source is None:
-        raise UsageError("NCCL cannot receive from whoever comes", hint="use tensors on the CPU")
     backend._start_coalescing()
     if recv is not None:
         backend.recv([recv], source, tag)

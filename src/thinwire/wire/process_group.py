@@ -6,8 +6,10 @@ Facts of the backends this rests on (torch 2.8 to 2.13):
 - Gloo's reduce-scatter sends as much as an all-reduce; a ring of messages sends half of that (`ring.py`), and
   so does an all-to-all plus a sum, which is quicker for small messages.
 - Gloo point-to-point with CUDA tensors kills the process, so CUDA is staged through pinned memory.
+- A Gloo receive from whoever comes does not end when a worker dies, nor when its own sockets are shut down:
+  it blocks its thread until the time-out. One from a given worker ends within milliseconds.
 - NCCL wants the two halves of an exchange grouped, ignores tags, and `wait` only orders streams. It cannot
-  receive from whoever comes.
+  receive from whoever comes either.
 """
 
 from __future__ import annotations
@@ -66,6 +68,12 @@ class ProcessGroupLane:
     @property
     def places(self) -> Sequence[tuple[str, str]]:
         return [self._watch.places[self._watch.ranks.index(rank)] for rank in self._ranks]
+
+    @property
+    def listens_to(self) -> Sequence[Peer]:
+        if self._pool.hears_anyone:
+            return [None]
+        return [rank for rank in range(self.world_size) if rank != self.rank]
 
     # -- operations -----------------------------------------------------------------------------
 

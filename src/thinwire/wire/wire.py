@@ -98,6 +98,11 @@ class Wire:
 
         Matched by peers and tag, in any order with other operations.
         """
+        if recv is not None and source is None:
+            raise UsageError(
+                "exchange receives from a given worker, and source is None",
+                hint="`async for message in wire.listen(like)` receives from whoever sends",
+            )
         sizes = [0 if data is None else data.nbytes for data in (send, recv)]
         self._count(Round(op="exchange", send_bytes=sizes[0], recv_bytes=sizes[1]))
         to, source = self._base_rank(to), self._base_rank(source)

@@ -16,9 +16,10 @@ from thinwire.errors import SettingError
 from thinwire.hosts.description import describe
 from thinwire.simulate.clock import ComputeModel
 from thinwire.simulate.network import Network
-from thinwire.simulate.sizes import step_times
+from thinwire.simulate.sizes import step_ends, step_times
 from thinwire.strategies.local.budget import DECIDES_AT
 from thinwire.strategies.local.expected import known, options
+from thinwire.strategies.local.tuner import MOST
 from thinwire.wire.local import LocalLane
 
 FIVE_MILLION = [(250, 500)] * 40
@@ -48,6 +49,22 @@ def test_where_nothing_fits_the_quickest_is_chosen_and_said(caplog: pytest.LogCa
         played("100kbit", tw.Trickle(budget="auto"))
     assert "interval=8, density=0.03" in caplog.text
     assert "a step, more than" in caplog.text
+
+
+def test_an_interval_is_no_longer_than_accuracy_allows(caplog: pytest.LogCaptureFixture) -> None:
+    """20 MB take 12 s at 20 Mbit/s, 0.25 s at 1 Gbit/s: on the thinner wire training waits instead."""
+    ends = {}
+    for rate in ("20mbit", "1gbit"):
+        network = Network(describe(hosts=4, rate=rate), latency_s=0.0004)
+        strategy = tw.SASGD(interval="auto")
+        steps = [6 * MOST, 9 * MOST]
+        with caplog.at_level(logging.INFO, "thinwire"):
+            began_s, ended_s = step_ends(FIVE_MILLION, network, strategy, ComputeModel.of(0.3), steps)
+        ends[rate] = (ended_s - began_s) / (3 * MOST)
+        if rate == "20mbit":
+            assert f"reductions every {MOST} steps from now on; the wire asks for" in caplog.text
+    assert ends["20mbit"] == pytest.approx(0.3 + 12 / MOST, rel=0.05)
+    assert ends["1gbit"] < 0.3 / 0.94
 
 
 def test_options_are_of_the_nearest_number_of_workers() -> None:

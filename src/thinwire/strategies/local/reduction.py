@@ -47,7 +47,7 @@ async def encoded_mean_(moved: Tensor, backlog: Tensor, codec: Codec, wire: Wire
     parcels, inbox = (_messages(moved, codec, numel, count) for count in (1, world_size))
     own.copy_((total - codec.encode_(parcels, total[None])[0])[: own.numel()])
     await wire.all_gather(parcels.view(-1), inbox.view(-1))
-    moved.copy_(codec.decode(inbox, total).view(-1)[: moved.numel()]).div_(world_size)
+    moved.copy_(codec.decode(inbox, total).flatten()[: moved.numel()]).div_(world_size)
     return flat
 
 

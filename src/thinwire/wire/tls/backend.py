@@ -33,6 +33,7 @@ class TlsSource:
     meets_within_s: float
     has_nccl: bool = False
     """Tensors on GPUs go by the CPU: NCCL does not encrypt."""
+    hears_anyone: bool = True
     _mesh: TlsMesh | None = None
     _num_taken: dict[str, int] = field(default_factory=dict)
     _in_use: int = 0
