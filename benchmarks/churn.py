@@ -26,7 +26,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
+from benchmarks.common import RESULTS, alone_in, note, parser_of, print_head, print_row
 from thinwire.bench.config import provenance
 
 PER_SCHEDULE = 8
@@ -165,10 +165,11 @@ def main() -> None:
         ),
     }
     line = {**calls[options.what](), "seconds": round(time.monotonic() - began_s, 1), "begin": begin}
-    found = json.loads(options.result.read_text())["portions"] if options.result.exists() else []
-    found.append(line)
-    lines = ",\n  ".join(json.dumps(each, default=str) for each in found)
-    options.result.write_text('{"portions": [\n  ' + lines + "\n]}\n")
+    with alone_in(options.result.parent):
+        found = json.loads(options.result.read_text())["portions"] if options.result.exists() else []
+        found.append(line)
+        lines = ",\n  ".join(json.dumps(each, default=str) for each in found)
+        options.result.write_text('{"portions": [\n  ' + lines + "\n]}\n")
     note(json.dumps({key: value for key, value in line.items() if key != "begin"}, default=str))
     print_table(found)
 

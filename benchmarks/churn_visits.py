@@ -26,7 +26,7 @@ from thinwire.elastic.keys import write_key
 from thinwire.strategies.registry import from_text
 from thinwire.wire.tls.files import make
 
-READ_EVERY = 50
+READ_EVERY = 25
 """Visits between two readings."""
 STAYS = 2
 

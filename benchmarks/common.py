@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import json
 import os
 import sys
@@ -71,6 +72,17 @@ class ResultFile:
 def result_file(name: str, *, trial: bool = False) -> ResultFile:
     """The file of a result; call it before measuring, since it also records how the machine was then."""
     return ResultFile(TRIALS if trial else RESULTS, name)
+
+
+@contextmanager
+def alone_in(folder: Path) -> Iterator[None]:
+    """No other process is in here for the same folder: several commands may add to one file."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 def parser_of(doc: str | None) -> argparse.ArgumentParser:

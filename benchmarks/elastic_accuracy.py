@@ -12,9 +12,7 @@ several commands may add theirs to one file at the same time.
 
 from __future__ import annotations
 
-import fcntl
 import json
-import os
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
+from benchmarks.common import RESULTS, alone_in, note, parser_of, print_head, print_row
 from thinwire.bench.config import provenance
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
@@ -121,13 +119,9 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
 
 def add_run(path: Path, run: dict[str, Any]) -> None:
     """Add one training to the file, which another process may be writing to as well."""
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
+    with alone_in(path.parent):
         lines = ",\n  ".join(json.dumps(each) for each in [*read_runs(path), run])
         path.write_text('{\n "runs": [\n  ' + lines + "\n ]\n}\n")
-    finally:
-        os.close(folder)
 
 
 def main() -> None:

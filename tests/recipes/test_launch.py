@@ -7,11 +7,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.cli.test_view import progress
 from thinwire.errors import SettingError
+from thinwire.events import EventReader
+from thinwire.recipes import follow
 from thinwire.recipes.config import read_config, resolve
 from thinwire.recipes.follow import RunState, written
 from thinwire.recipes.launch import LocalWorkers, WorkerFailure, environment
@@ -75,6 +78,33 @@ def test_the_first_failure_is_known(
     assert (failure and failure.how) == how
     assert failure is None or failure.rank == 1
     assert not (tmp_path / "launcher").exists()
+
+
+class _Waiting:
+    """Elastic workers of which one has died, and the others are there."""
+
+    end_together = False
+    failure = WorkerFailure(1, 4711, -9)
+
+    def __init__(self) -> None:
+        self.worker_pids: set[int] = set()
+
+    def poll(self) -> None:
+        return None
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_elastic_run_ends_if_a_worker_dies_before_the_first_step(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the others would wait for it."""
+    monkeypatch.setattr(follow, "START_GRACE_S", 0.2)
+    state = RunState(2)
+    if begun:
+        state.progress[0] = progress(1)
+    workers: Any = _Waiting()
+    status = follow.follow(workers, EventReader(tmp_path), state, limit_s=1.0)
+    assert status == (follow.TIMED_OUT if begun else 1)
 
 
 def test_failures_are_put_into_words() -> None:

@@ -33,6 +33,8 @@ RESUMING = "config.resuming.json"
 """The configuration of a run that is about to be resumed."""
 POLL_S = 0.1
 LAUNCHER_GRACE_S = 3.0
+START_GRACE_S = 30.0
+"""For an elastic run in which a worker has died before anybody has made a step."""
 TIMED_OUT = 124
 """Status of workers that were ended because their time was up."""
 
@@ -158,6 +160,7 @@ def follow(
 ) -> int:
     """Read events until the launcher ends; its status, or 1 if it hangs after a failure, or TIMED_OUT."""
     deadline_s, late = time.monotonic() + limit_s, TIMED_OUT
+    start_by_s = time.monotonic() + START_GRACE_S
     while True:
         status = workers.poll()
         events = reader.poll()
@@ -168,8 +171,12 @@ def follow(
         if state.failures and workers.end_together and late == TIMED_OUT:
             # the elastic agent would wait half a minute for a worker that hangs
             deadline_s, late = time.monotonic() + LAUNCHER_GRACE_S, 1
+        if state.progress or workers.end_together or workers.failure is None:
+            start_by_s = time.monotonic() + START_GRACE_S
         if status is not None or time.monotonic() > deadline_s:
             return late if status is None else status
+        if time.monotonic() > start_by_s:
+            return 1  # the others wait for one that will never attach
         time.sleep(POLL_S)
 
 

@@ -14,11 +14,9 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
-"""Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
+"""Rows with a larger standard error, in points, show mostly chance, unless the loss is larger still."""
 FAR = 2.0
-"""Standard errors."""
-CLEAR = 2.0
-"""Standard errors that a loss is from chance, to be worth a warning."""
+"""Standard errors that a loss is from none, to be more than chance."""
 LEAST_STEPS = 1000
 """A shorter training says nothing about others: its workers have no time to come together again."""
 
@@ -68,7 +66,7 @@ def costs(strategy: str, workers: int, *, short: bool = False, **settings: objec
         for row in table()
         if row.strategy == strategy
         and row.metric == "accuracy"
-        and (row.is_resolved or (short and row.loss > CLEAR * row.error))
+        and (row.is_resolved or (short and row.loss > FAR * row.error))
         and settings.items() <= row.settings.items()
     ]
     nearest = min((abs(row.workers - workers) for row in rows), default=0)
