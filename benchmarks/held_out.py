@@ -91,7 +91,8 @@ def wanted(arguments: argparse.Namespace) -> Iterator[HeldOutRun]:
     recipes, seeds = arguments.recipes.split(","), map(int, arguments.seeds.split(","))
     counts = list(map(int, arguments.workers.split(",")))
     longest = 1.0 if arguments.steps_as_set else base.LONGEST_STEP
-    for seed, recipe, workers, text in product(seeds, recipes, counts, arguments.strategies.split(",")):
+    texts = dict.fromkeys(arguments.strategies.split(","))
+    for seed, recipe, workers, text in product(seeds, recipes, counts, texts):
         yield HeldOutRun(recipe=recipe, workers=workers, strategy=text, seed=seed, longest=longest)
 
 
