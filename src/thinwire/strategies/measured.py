@@ -52,6 +52,23 @@ class Measured:
         clear = self.error <= RESOLVED or self.loss > FAR * self.error
         return clear and self.steps >= LEAST_STEPS
 
+    def __str__(self) -> str:
+        unit = "points of accuracy" if self.metric == "accuracy" else f"% of {self.metric}"
+        return f"{self.loss:.1f} {unit} with {self.workers} workers ({self.recipe}, {self.steps:,} steps)"
+
+
+def worst(strategy: str) -> list[Measured]:
+    """Of each metric the row of a strategy that lost most, whatever its settings.
+
+    >>> [row.metric for row in worst("diloco")]
+    ['accuracy', 'perplexity']
+    """
+    rows = [row for row in table() if row.strategy == strategy and row.is_resolved]
+    by_metric = {
+        metric: [row for row in rows if row.metric == metric] for metric in ("accuracy", "perplexity")
+    }
+    return [max(found, key=lambda row: row.loss) for found in by_metric.values() if found]
+
 
 def costs(strategy: str, workers: int, *, short: bool = False, **settings: object) -> Measured | None:
     """The row that lost most of those with these settings and the nearest number of workers, as points.
