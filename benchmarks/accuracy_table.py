@@ -87,7 +87,8 @@ def _row(
         return None
     seeds = {run["seed"] for run in runs}
     same = [run for run in exact if run["seed"] in seeds]  # single runs differ by more than means do
-    reference = [run["value"] for run in same or exact]
+    # the same training may be in two files
+    reference = [value for _, value in sorted({(run["seed"], run["value"]) for run in same or exact})]
     values = [run["value"] for run in runs]
     if metric == "accuracy":
         loss, scale = 100 * (mean(reference) - mean(values)), 100.0
