@@ -35,14 +35,17 @@ SILENCE_S = 1.5
 WAIT_S = 60.0
 """A change that has not led to training after so long is a hang."""
 LOOK_S = 0.05
+NOTE_EVERY = 20
+"""Generations between two looks at what Python holds."""
 READ_EVERY = 20
 """Changes between two readings of what the worker that lives through all has open."""
 
 
 def train(environment: dict[str, str], strategy: str, stop: str, wire: Wire = "plain") -> None:
     """One worker, until somebody has made the file `stop`; where `COUNTS` names a file, what Python holds is
-    written there after each epoch."""
+    written there now and then."""
     os.environ.update(environment)
+    noted = -NOTE_EVERY
     if counts := os.environ.get("COUNTS"):
         tracemalloc.start(1)
     with open(environment["OUTPUT"], "a") as output:
@@ -64,8 +67,9 @@ def train(environment: dict[str, str], strategy: str, stop: str, wire: Wire = "p
                     model(data[batch]).square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()
-            if counts:
-                note_held(Path(counts), link.generation)
+            if counts and link.generation >= noted + NOTE_EVERY:
+                noted = link.generation
+                note_held(Path(counts), noted)
             if link.all_reduce([float(os.path.exists(stop))])[0] > 0:
                 break
     sys.stdout.flush()
