@@ -37,7 +37,7 @@ WAIT_S = 60.0
 LOOK_S = 0.05
 NOTE_EVERY = 20
 """Generations between two looks at what Python holds."""
-READ_EVERY = 20
+READ_EVERY = 5
 """Changes between two readings of what the worker that lives through all has open."""
 
 
@@ -122,7 +122,7 @@ class Churn:
                     self._dump()
                     break
                 if sum(self._counts.values()) % READ_EVERY == 0:
-                    self._readings.append(read_open(lasting.pid))
+                    self._readings.append({"workers": len(self._alive), **read_open(lasting.pid)})
                 self._change(dice, lasting)
             if not self._wrong and not self._settled():
                 self._wrong.append(f"at the end: no step of all for {WAIT_S:g} s")
@@ -192,7 +192,7 @@ class Churn:
         self._alive.remove(victim)
 
     def _end(self, lasting: Any) -> None:
-        self._readings.append(read_open(lasting.pid))
+        self._readings.append({"workers": len(self._alive), **read_open(lasting.pid)})
         (self.folder / "stop").touch()
         for each in self._alive:
             each.join(WAIT_S)
