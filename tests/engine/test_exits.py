@@ -19,18 +19,18 @@ class Thing:
 def test_who_is_still_there_is_told_last_one_first_and_nothing_piles_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(exits, "_attached", [])
+    monkeypatch.setattr(exits, "_methods", [])
     told = list[str]()
     first, second, third = (Thing(told, name) for name in "abc")
     for each in (first, second, third):
-        exits.remember(each)
+        exits.remember(each.at_exit)
     registered = len(threading._threading_atexits)  # type: ignore[attr-defined]
     for _ in range(20):
-        exits.remember(Thing(told, "gone"))
+        exits.remember(Thing(told, "gone").at_exit)
     del second, each
     gc.collect()
-    assert len(exits._attached) == 2
+    assert len(exits._methods) == 2
     assert len(threading._threading_atexits) == registered  # type: ignore[attr-defined]
-    exits._tell_all()
+    exits._call_all()
     assert told == ["c", "a"]
-    assert not exits._attached
+    assert not exits._methods

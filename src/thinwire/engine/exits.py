@@ -1,36 +1,31 @@
-"""Links that are still attached when the script ends, which are detached then, the last one first."""
+"""What is still to be done when the script ends, such as detaching a link; the last one first."""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Callable
 from functools import cache
-from typing import Protocol
+from types import MethodType
+
+_methods: list[weakref.WeakMethod[MethodType]] = []
 
 
-class Attached(Protocol):
-    """What wants to know that the script ends."""
-
-    def at_exit(self) -> None: ...
-
-
-_attached: list[weakref.ref[Attached]] = []
-
-
-def remember(link: Attached) -> None:
-    """Tell this one when the script ends, if it is still there."""
+def remember(method: Callable[[], None]) -> None:
+    """Call this method when the script ends, if its object is still there."""
+    assert isinstance(method, MethodType)
     _register()
-    _attached.append(weakref.ref(link, _attached.remove))
+    _methods.append(weakref.WeakMethod(method, _methods.remove))
 
 
 @cache
 def _register() -> None:
     """Once, since nothing that is registered is ever forgotten."""
     # before threads are ended; atexit would be too late to wait for others
-    threading._register_atexit(_tell_all)  # type: ignore[attr-defined]
+    threading._register_atexit(_call_all)  # type: ignore[attr-defined]
 
 
-def _tell_all() -> None:
-    while _attached:
-        if (link := _attached.pop()()) is not None:
-            link.at_exit()
+def _call_all() -> None:
+    while _methods:
+        if (method := _methods.pop()()) is not None:
+            method()

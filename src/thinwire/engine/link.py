@@ -73,7 +73,7 @@ class Link:
         """Something else that acts between steps, such as apoptosis."""
         self._attachment = Attachment(core, transport, before=self._before_step, after=self._after_step)
         core.serve()
-        exits.remember(self)
+        exits.remember(self._at_exit)
 
     def _enter(self, core: Core, transport: Transport) -> None:
         self._core, self._transport = core, transport
@@ -81,7 +81,7 @@ class Link:
         self.world_size: int = core.lane.world_size
         self._caller.enter(core, transport)
 
-    def at_exit(self) -> None:
+    def _at_exit(self) -> None:
         """The script has ended without `detach`: do it now, or tell the others of the error it ended with."""
         error = getattr(sys, "last_value", None)
         if self._attached and error is not None:
