@@ -73,7 +73,7 @@ PROBLEMS = {
     "higgs-mlp": Problem(
         data=lambda folder: samples.as_tensors(load_higgs(folder)),
         model=lambda: mlp(28, 300, 300, 300, 1),
-        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01, fused=True),
         epochs=12,
         batch=64,
         held_out=2500,
@@ -84,7 +84,7 @@ PROBLEMS = {
     "mnist-mlp": Problem(
         data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
         model=lambda: mlp(784, 1024, 1024, 10),
-        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=1e-3, weight_decay=0.01, fused=True),
         epochs=8,
         batch=128,
         held_out=10000,
@@ -93,7 +93,7 @@ PROBLEMS = {
     "mnist-cnn": Problem(
         data=lambda folder: samples.grey_images(load_mnist(folder), highest=255),
         model=lambda: networks.small_cnn(side=28, num_pools=2, num_hidden=64),
-        optimizer=lambda m: AdamW(m.parameters(), lr=3e-3, weight_decay=0.01),
+        optimizer=lambda m: AdamW(m.parameters(), lr=3e-3, weight_decay=0.01, fused=True),
         epochs=3,
         batch=64,
         held_out=10000,
@@ -164,7 +164,8 @@ class Trainer:
         self.optimizer = problem.optimizer(self.model)
         self.steps, self.schedule = steps, self._schedule(steps)
         self.every = max(1, steps // NUM_CHECKS)
-        self.removals = [self.every * 2**n for n in range(6) if self.every * 2**n <= steps * 3 // 4]
+        settings = tw.Apoptosis(every=self.every).within(steps)
+        self.removals = [settings.first * 2**n for n in range(6) if settings.first * 2**n <= steps * 3 // 4]
         """Steps at which apoptosis removes neurons, unless the loss stands."""
         self.goal, self.event_s, self.done = work.goal, 0.0, 0
         self.link: tw.Link | None = None
@@ -198,13 +199,11 @@ class Trainer:
         loss.backward()
         if self.companion is not None and self.link is not None:
             self.link.observe(loss)
-        phase = (self.done + 1) % self.every
-        # at a check, and one step before it
-        timed = self.companion is not None and phase in (0, self.every - 1)
-        began_s = _now(self.device) if timed else 0.0
+        left = self.companion.settings.steps_to_next(self.done + 1) if self.companion is not None else 2
+        began_s = _now(self.device) if left < 2 else 0.0  # at a check, and one step before it
         self.optimizer.step()
-        if timed:
-            self.event_s += (_now(self.device) - began_s) * (1 if phase == 0 else -1)
+        if left < 2:
+            self.event_s += (_now(self.device) - began_s) * (1 if left == 0 else -1)
         self.schedule.step()
         self.done += 1
         if self.method == "torch-pruning" and self.done in self.removals:

@@ -41,6 +41,7 @@ GLOBAL_BATCH = {
     f"{OWN}cnn": 64,
     f"{OWN}text_adamw": 32,
     f"{OWN}text_muon": 32,
+    f"{OWN}text_adamw_high": 32,
 }
 """Recipes, with the samples of all workers in a step."""
 EPOCHS = {"mnist-cnn": 1}
@@ -91,7 +92,8 @@ def wanted(arguments: argparse.Namespace) -> Iterator[HeldOutRun]:
     recipes, seeds = arguments.recipes.split(","), map(int, arguments.seeds.split(","))
     counts = list(map(int, arguments.workers.split(",")))
     longest = 1.0 if arguments.steps_as_set else base.LONGEST_STEP
-    for seed, recipe, workers, text in product(seeds, recipes, counts, arguments.strategies.split(",")):
+    texts = dict.fromkeys(arguments.strategies.split(","))
+    for seed, recipe, workers, text in product(seeds, recipes, counts, texts):
         yield HeldOutRun(recipe=recipe, workers=workers, strategy=text, seed=seed, longest=longest)
 
 
@@ -181,6 +183,26 @@ def report(runs: Sequence[HeldOutRun]) -> None:
         )
 
 
+def overview(runs: Sequence[HeldOutRun]) -> None:
+    """What was lost, a row for each recipe, number of workers and factor; in brackets the number of seeds."""
+    strategies = [text for text in dict.fromkeys(run.strategy for run in runs) if text != EXACT]
+    print()
+    print_head("recipe, workers", "steps", "steps x", EXACT, *strategies)
+    for recipe, workers, longest in sorted({(r.recipe, r.workers, r.longest) for r in runs}):
+        own = [r for r in runs if (r.recipe, r.workers, r.longest) == (recipe, workers, longest)]
+        exact = [r.value for r in runs if (r.recipe, r.workers, r.strategy) == (recipe, workers, EXACT)]
+        values = [value for value in exact if value is not None]
+        if not values:
+            continue
+        scale = 100 if own[0].metric == "accuracy" else 1
+        cells = []
+        for text in strategies:
+            found = [loss for r in own if r.strategy == text and (loss := lost(r, runs)) is not None]
+            cells.append(f"{statistics.mean(found):+.1f} ({len(found)})" if found else "")
+        shown = f"{scale * statistics.mean(values):.2f} ({len(values)})"
+        print_row(f"{recipe.removeprefix(OWN)}, {workers}", own[0].steps, longest, shown, *cells)
+
+
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = parser_of(__doc__)
     parser.add_argument("--data", type=Path, help="folder with the data of all recipes (docs/recipes.md)")
@@ -204,6 +226,7 @@ def main() -> None:
     runs = [HeldOutRun(**json.loads(line)) for line in lines]
     if arguments.report:
         report(runs)
+        overview(runs)
         note(f"saved {file.save({}, runs=[asdict(run) for run in runs])}")
         return
     done = {run.key for run in runs}

@@ -46,8 +46,13 @@ def text_adamw() -> Recipe:
     return _text("adamw", lambda model, plan: AdamW(model.parameters(), lr=0.004, weight_decay=0.01))
 
 
+def text_adamw_high() -> Recipe:
+    """The same with four times the rate, so that a longer step may be too long."""
+    return _text("adamw-high", lambda model, plan: AdamW(model.parameters(), lr=0.016, weight_decay=0.01))
+
+
 def text_muon() -> Recipe:
-    """The same with Muon."""
+    """The same transformer with Muon."""
     return _text("muon", lambda model, plan: Muon(model.parameters(), lr=0.02))
 
 

@@ -244,6 +244,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, default=3, help="compared on so many; tuned on another (3)")
     parser.add_argument("--epochs", type=int, default=8, help="(8)")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="without all of them no result is kept")
+    parser.add_argument("--tune", default="", help="only search the rates of one line: 0.9:pull=0.3")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once (1)")
     parser.add_argument("--minutes", type=float, default=60, help="time after which none is begun (60)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "sasgd_claim.jsonl", help="what is done")
@@ -264,8 +265,12 @@ def main() -> None:
         [
             ClaimRun(system=system, interval=intervals[system], momentum=momentum, more=more, **given)
             for system, momentum, more in lines_of(systems)
+            if arguments.tune in ("", f"{momentum:g}{more}")
         ]
     )
+    if arguments.tune:
+        note(f"{arguments.systems}, {arguments.tune}: tuned")
+        return
     best = [tuned(tuning, system) for system in systems]
     later = [replace(run, values=[], seconds=[], seed=seed) for run in best for seed in range(1, seeds + 1)]
     runs = trained(later)

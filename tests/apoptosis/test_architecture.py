@@ -16,7 +16,7 @@ from thinwire.errors import DataError
 
 def shrunken() -> torch.nn.Sequential:
     model, optimizer = parts()
-    settings = tw.Apoptosis(mode="aggressive", every=8, budget=0.1)
+    settings = tw.Apoptosis(mode="aggressive", every=8, start=8, budget=0.1)
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
         for step in range(8):
             step_once(link, model, optimizer, step)

@@ -27,8 +27,7 @@ def shrink(model: nn.Module, data: Tensor, budget: float) -> list[Removal]:
             moments = {each.weight: table[number, each.weight] for each in group.consumers}
             removal = eliminate(model, group, moments, budget=budget, min_width=1)
             found += [removal] if removal is not None else []
-    for removal in found:
-        fold(model, removal)
+    fold(model, found)
     cut(model, (), kept_indices(model, found))
     return found
 

@@ -37,8 +37,7 @@ def output(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def remove(model: nn.Module, removals: list[Removal]) -> None:
-    for removal in removals:
-        fold(model, removal)
+    fold(model, removals)
     cut(model, (), kept_indices(model, removals))
 
 

@@ -79,3 +79,9 @@ def test_few_losses_between_two_checks_are_all_used() -> None:
     for loss in (9.0, 9.0, 2.0, 3.0):
         pace.observe(loss)
     assert pace.sums() == [2.0, 5.0, 13.0], "the first ones after an event are those of its recovery"
+
+
+def test_a_late_first_removal_is_followed_at_twice_as_many_steps_each_time() -> None:
+    pace = RemovalPace(adaptive=False, first=8)
+    decisions = [check(pace, 1.0) for _ in range(8, 40)]
+    assert [at for at, decision in enumerate(decisions, start=8) if decision == "remove"] == [8, 16, 32]

@@ -63,7 +63,7 @@ def test_bytes_fall_in_proportion_to_parameters() -> None:
 
 def test_after_an_event_training_is_that_of_a_small_network() -> None:
     """From the event on, a link over the small network, with the same momentum, makes the same steps."""
-    settings = tw.Apoptosis(mode="aggressive", every=6, budget=0.1)
+    settings = tw.Apoptosis(mode="aggressive", every=6, start=6, budget=0.1)
 
     def worker(lane: LocalLane) -> None:
         model, optimizer = parts()
@@ -92,7 +92,7 @@ def test_after_an_event_training_is_that_of_a_small_network() -> None:
 
 
 def test_a_loss_that_rises_undoes_the_event() -> None:
-    settings = tw.Apoptosis(mode="adaptive", every=8, budget=0.3)
+    settings = tw.Apoptosis(mode="adaptive", every=8, start=8, budget=0.3)
     model, optimizer = parts()
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
         for step in range(8):
@@ -121,7 +121,7 @@ def test_a_loss_that_rises_undoes_the_event() -> None:
 def test_a_loss_that_rises_with_nothing_to_undo_removes_nothing() -> None:
     """As after a checkpoint was loaded: the copy of the model before the last event is gone."""
     model, optimizer = parts()
-    settings = tw.Apoptosis(mode="adaptive", every=8, budget=0.3)
+    settings = tw.Apoptosis(mode="adaptive", every=8, start=8, budget=0.3)
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
         for step in range(8):
             step_once(link, model, optimizer, step)
@@ -139,7 +139,7 @@ def test_adaptive_says_that_it_needs_the_loss(caplog: pytest.LogCaptureFixture) 
     model, optimizer = parts()
     with (
         caplog.at_level(logging.WARNING),
-        tw.attach(model, optimizer, tw.AllReduce(), apoptosis=tw.Apoptosis(every=2)) as link,
+        tw.attach(model, optimizer, tw.AllReduce(), apoptosis=tw.Apoptosis(every=2, start=2)) as link,
     ):
         for _ in range(6):
             model(torch.randn(8, 8, dtype=torch.float64)).sum().backward()
@@ -153,7 +153,7 @@ def test_a_layer_is_never_cut_to_nothing() -> None:
     with torch.no_grad():
         model.get_parameter("2.weight").zero_()
         model.get_parameter("2.bias").zero_()
-    settings = tw.Apoptosis(mode="aggressive", every=5, budget=0.99, min_width=3)
+    settings = tw.Apoptosis(mode="aggressive", every=5, start=5, budget=0.99, min_width=3)
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
         for step in range(6):
             step_once(link, model, optimizer, step)
@@ -165,7 +165,7 @@ def test_a_layer_is_never_cut_to_nothing() -> None:
 def test_a_worker_that_cannot_leaves_all_as_they_were() -> None:
     def worker(lane: LocalLane) -> tuple[str, int]:
         model, optimizer = parts()
-        settings = tw.Apoptosis(mode="aggressive", every=4, budget=0.2)
+        settings = tw.Apoptosis(mode="aggressive", every=4, start=4, budget=0.2)
         try:
             with tw.attach(model, optimizer, tw.AllReduce(), process_group=lane, apoptosis=settings) as link:
                 for step in range(4):
@@ -184,7 +184,7 @@ def test_a_worker_that_cannot_leaves_all_as_they_were() -> None:
 def test_a_module_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = parts()
     both = nn.ModuleList([model])
-    settings = tw.Apoptosis(mode="aggressive", every=2)
+    settings = tw.Apoptosis(mode="aggressive", every=2, start=2)
     with caplog.at_level(logging.WARNING), tw.attach(both, optimizer, tw.AllReduce(), apoptosis=settings):
         for _ in range(2):
             model(torch.randn(8, 8, dtype=torch.float64)).sum().backward()
@@ -198,12 +198,12 @@ def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPa
     seen = list[list[float]]()
 
     def look(model: nn.Module, groups: object, calls: Sequence[Call]) -> dict[Any, Any]:
-        seen.append([float(call.args[0][0, 0]) for call in calls])
+        seen.append([float(first) for call in calls for first in call.args[0][::64, 0]])
         return {}
 
     monkeypatch.setattr(agreement, "measure", look)
     model, optimizer = parts()
-    settings = tw.Apoptosis(mode="aggressive", every=20)
+    settings = tw.Apoptosis(mode="aggressive", every=20, start=20)
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings):
         for step in range(1, 61):
             x = torch.full((64, 8), float(step), dtype=torch.float64)
@@ -217,7 +217,7 @@ def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPa
 
 def test_adaptive_with_too_few_losses_says_so(caplog: pytest.LogCaptureFixture) -> None:
     model, optimizer = parts()
-    settings = tw.Apoptosis(mode="adaptive", every=1)
+    settings = tw.Apoptosis(mode="adaptive", every=1, start=1)
     with (
         caplog.at_level(logging.WARNING),
         tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link,
@@ -228,7 +228,7 @@ def test_adaptive_with_too_few_losses_says_so(caplog: pytest.LogCaptureFixture) 
 
 
 def test_a_group_lasso_empties_neurons() -> None:
-    settings = tw.Apoptosis(mode="conservative", every=50, lasso=0.3)
+    settings = tw.Apoptosis(mode="conservative", every=50, start=50, lasso=0.3)
     model, optimizer = parts()
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings) as link:
         for step in range(100):
@@ -237,7 +237,7 @@ def test_a_group_lasso_empties_neurons() -> None:
 
 
 def test_a_checkpoint_carries_the_architecture(tmp_path: Path) -> None:
-    settings = tw.Apoptosis(mode="aggressive", every=6, budget=0.15)
+    settings = tw.Apoptosis(mode="aggressive", every=6, start=6, budget=0.15)
 
     def run(lane: LocalLane, start: int, stop: int) -> tuple[list[Any], list[torch.Tensor]]:
         model, optimizer = parts()

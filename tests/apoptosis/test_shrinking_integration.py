@@ -27,7 +27,7 @@ def test_processes_shrink_alike_and_as_threads_do() -> None:
 def _dies_in_an_event(folder: str) -> list[tuple[int, ...]]:
     model, optimizer = parts()
     tw.apoptosis.rebuild(model, folder)
-    settings = tw.Apoptosis(mode="aggressive", every=6, budget=0.1)
+    settings = tw.Apoptosis(mode="aggressive", every=6, start=6, budget=0.1)
     if "DIES" in os.environ and os.environ["DIES"] == str(torch.distributed.get_rank()):
 
         def die(*_: object, **__: object) -> None:

@@ -67,7 +67,7 @@ def train(
     **options: Any,
 ) -> Outcome:
     model, optimizer = parts(norm=options.pop("norm", False))
-    settings = settings or tw.Apoptosis(mode="aggressive", every=8, budget=0.1)
+    settings = settings or tw.Apoptosis(mode="aggressive", every=8, start=8, budget=0.05)
     with tw.attach(
         model, optimizer, strategy, process_group=lane, apoptosis=settings, bucket_bytes=4096, **options
     ) as link:

@@ -34,9 +34,9 @@ def shrunk(folder: Path) -> list[Shrunk]:
 )
 def test_replicas_shrink_and_send_less(tmp_path: Path, strategy: str) -> None:
     whole = run(tmp_path / "whole", strategy, "")
-    small = run(tmp_path / "small", strategy, "aggressive:every=4:budget=0.2")
+    small = run(tmp_path / "small", strategy, "aggressive:every=4:start=4:budget=0.05")
     events = shrunk(tmp_path / "small")
-    assert [event.step for event in events][:2] == [4, 8]
+    assert events[0].step == 4
     assert events[-1].num_parameters < 0.8 * sum(p.numel() for p in RECIPE.training().model().parameters())
     # what is sent to decide counts too, and this training has 23 steps
     assert small.summary.sent_bytes_per_step < 0.95 * whole.summary.sent_bytes_per_step
@@ -49,7 +49,7 @@ def test_an_event_is_undone_on_all_replicas(tmp_path: Path, monkeypatch: pytest.
     decisions = iter(["remove", "undo", "wait", "wait", "wait", "wait", "wait", "wait", "wait"])
     monkeypatch.setattr(RemovalPace, "decide", lambda self, sums: next(decisions))
     monkeypatch.setattr(RemovalPace, "skip", lambda self: False)
-    run(tmp_path, "gossip-grad", "adaptive:every=5:budget=0.2")
+    run(tmp_path, "gossip-grad", "adaptive:every=5:start=5:budget=0.2")
     removed, undone = shrunk(tmp_path)
     assert undone.causes == {"undone": 1}
     assert undone.widths == removed.before

@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from thinwire.apoptosis.calls import Call
 from thinwire.apoptosis.moments import measure
-from thinwire.apoptosis.plan import decode, encode, find_removals
-from thinwire.apoptosis.surgery import Removal, check_state, kept_indices
+from thinwire.apoptosis.plan import Limits, decode, encode, find_removals
+from thinwire.apoptosis.surgery import Kept, Removal, check_state
 from thinwire.apoptosis.units import Group
 from thinwire.apoptosis.workers import Workers
 from thinwire.errors import ThinwireError, UsageError
@@ -23,20 +23,20 @@ def agree(
     model: nn.Module,
     groups: Sequence[Group],
     calls: Sequence[Call],
-    *,
-    budget: float,
-    min_width: int,
+    limits: Limits,
 ) -> list[Removal]:
     """What rank 0 decides, from the data of all workers, on every worker."""
     table, everyone = measure(model, groups, calls), link.everyone
     found: list[Removal] = []
     if link.world_size > 1:
-        for moments in table.values():
-            flat = moments.flat()
-            everyone.sum_(flat)
-            moments.set_(flat)
+        flat = [moments.flat() for moments in table.values()]
+        # the products were computed in the numbers of the model, and need no more to be sent
+        exact = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        everyone.sum_(whole := torch.cat([*flat, torch.empty(0)]).to(exact))
+        for moments, part in zip(table.values(), whole.split([len(each) for each in flat]), strict=True):
+            moments.set_(part.double())
     if link.rank == 0:
-        found = find_removals(model, groups, table, budget=budget, min_width=min_width)
+        found = find_removals(model, groups, table, limits)
     if link.world_size > 1:
         described, numbers = encode(groups, found)
         described = everyone.gather_objects(described)[0]
@@ -46,13 +46,11 @@ def agree(
     return found
 
 
-def check_all(
-    link: Workers, model: nn.Module, optimizers: Sequence[Optimizer], removals: Sequence[Removal]
-) -> None:
+def check_all(link: Workers, model: nn.Module, optimizers: Sequence[Optimizer], kept: Kept) -> None:
     """Raise UsageError on all workers, before anything is changed, if one of them cannot do it."""
     failure = ""
     try:
-        check_state(model, optimizers, kept_indices(model, removals))
+        check_state(model, optimizers, kept)
     except ThinwireError as error:
         failure = str(error)
     for rank, other in enumerate(link.everyone.gather_objects(failure)):

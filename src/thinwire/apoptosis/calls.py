@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+JOINED_ROWS, JOINED_CALLS = 256, 4
+"""Samples of joined calls, and calls, at most: memory was sized for one call of a training."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +24,9 @@ class Call:
     def copy(self) -> Call:
         return self.map(lambda t: t.detach().clone())
 
-    def first(self, rows: int) -> Call:
+    def first(self, rows: int, *, after: int = 0) -> Call:
         """The same call with fewer samples."""
-        return self.map(lambda t: t[:rows] if t.dim() else t)
+        return self.map(lambda t: t[after : after + rows] if t.dim() else t)
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Call:
         args, kwargs = torch.utils._pytree.tree_map_only(Tensor, change, (self.args, dict(self.kwargs)))
@@ -35,6 +38,64 @@ class Call:
 
     def run(self, model: nn.Module) -> Any:
         return model(*self.args, **self.kwargs)
+
+
+def can_be_joined(model: nn.Module, call: Call) -> bool:
+    """Whether the model computes each sample by itself, along the first dimension of all that it is given:
+    then several calls are as good as one. Tried with four samples."""
+    if call.rows() < 4:
+        return False
+    try:
+        with undisturbed(model):
+            whole, early, late = (
+                list(tensors_in(part.run(model)))
+                for part in (call.first(4), call.first(2), call.first(2, after=2))
+            )
+        halves = [torch.cat(pair) for pair in zip(early, late, strict=True)]
+    except Exception:  # noqa: BLE001 (whatever a model does with fewer samples than it expects)
+        return False
+    return len(whole) == len(halves) and all(map(close, whole, halves))
+
+
+def join(calls: Sequence[Call]) -> list[Call]:
+    """Fewer and larger calls with the same samples, where arguments are alike."""
+    found, room = list[Call](), 0
+    for call in calls:
+        if found and call.rows() <= room and (both := _together(found[-1], call)) is not None:
+            found[-1], room = both, room - call.rows()
+        else:
+            found.append(call)
+            room = min(JOINED_ROWS, JOINED_CALLS * call.rows()) - call.rows()
+    return found
+
+
+def _together(one: Call, other: Call) -> Call | None:
+    (ours, form), (theirs, other_form) = (
+        torch.utils._pytree.tree_flatten((call.args, dict(call.kwargs))) for call in (one, other)
+    )
+    if form != other_form:
+        return None
+    both: list[Any] = []
+    for mine, its in zip(ours, theirs, strict=True):
+        if isinstance(mine, Tensor) and isinstance(its, Tensor) and mine.dim() == its.dim() > 0:
+            if mine.shape[1:] != its.shape[1:]:
+                return None
+            both.append(torch.cat([mine, its]))
+        elif type(mine) is type(its) and isinstance(mine, int | float | str | None) and mine == its:
+            both.append(mine)
+        else:
+            return None
+    args, kwargs = torch.utils._pytree.tree_unflatten(both, form)
+    return Call(args, kwargs)
+
+
+def close(expected: Tensor, found: Tensor) -> bool:
+    """Whether two results are the same but for rounding."""
+    if expected.shape != found.shape or not expected.is_floating_point():
+        return expected.shape == found.shape
+    tolerance = torch.finfo(expected.dtype).eps ** 0.5
+    scale = float(expected.abs().max()) if expected.numel() else 0.0
+    return float((expected - found).abs().max()) <= tolerance * max(scale, tolerance) if scale else True
 
 
 @contextmanager

@@ -41,10 +41,11 @@ class Merges:
     distances: dict[int, float] = field(default_factory=dict)
     """|u_j - c u_i| for those that were merged."""
 
-    def removal(self, min_width: int = 1) -> Removal:
-        """The same as a removal that leaves at least `min_width` neurons."""
+    def removal(self, min_width: int = 1, multiple: int = 1) -> Removal:
+        """The same as a removal that leaves at least `min_width` neurons, and a multiple of `multiple`."""
         group = self.group
-        going = sorted(self.into)[: max(0, group.size - min_width)]
+        most = min(len(self.into), group.size - min_width)
+        going = sorted(self.into)[: group.down_to_multiple(most, multiple)]
         gone = torch.ones(group.size, dtype=torch.bool)
         gone[going] = False
         kept = gone.nonzero().flatten()

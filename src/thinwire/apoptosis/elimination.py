@@ -13,9 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from thinwire.apoptosis.criteria import add_constants, find_exact
@@ -28,10 +26,11 @@ RIDGES = (1e-6, 1e-5, 1e-4, 1e-3)
 larger than the rounding of the sums: the more alike neurons are, the more that is."""
 BLOCK = 64
 """Neurons that are weighed against each other before the rest is brought up to date."""
+DEARER = 2.0
+"""A neuron goes with its block if it costs at most so many times the cheapest one outside."""
 SMALLEST = 1e-200
 TWIN = 100.0
 """Times the ridge: what the others leave of a neuron that has a duplicate, at most."""
-Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -64,6 +63,15 @@ class _Consumer:
         free = self.inverse.diagonal()[: len(self.gram)].clamp_min(SMALLEST)
         return self.gram.diagonal() / free * self.scale(width)
 
+    def costs_in_order(self, chosen: Tensor, width: int) -> Tensor:
+        """The same if these go one after another: with C C^T the part of S^-1, rows of C^-1 are what each
+        leaves of those before it."""
+        gram = _square(self.gram, chosen)
+        lower = torch.linalg.cholesky_ex(_square(self.inverse, chosen)).L
+        rows = torch.linalg.solve_triangular(lower, torch.eye(len(chosen), dtype=gram.dtype), upper=False)
+        costs: Tensor = ((rows @ gram) * rows).sum(1)
+        return costs * self.scale(width)
+
     def keep_(self, stay: Tensor) -> None:
         """Forget neurons that nobody misses."""
         rows = self._with_constant(stay)
@@ -88,10 +96,16 @@ def _square(matrix: Tensor, chosen: Tensor) -> Tensor:
 
 
 def eliminate(
-    model: nn.Module, group: Group, moments: dict[str, Moments], *, budget: float, min_width: int
+    model: nn.Module,
+    group: Group,
+    moments: dict[str, Moments],
+    *,
+    budget: float,
+    min_width: int = 1,
+    multiple: int = 1,
 ) -> Removal | None:
     """Neurons that can go at a relative change (root mean square) of at most `budget` in every consumer's
-    output; None if there are none."""
+    output, so that at least `min_width` stay and a multiple of `multiple`; None if there are none."""
     views = {each.weight: _view(model, group, each.weight, moments[each.weight]) for each in group.consumers}
     found = [view for view in views.values() if view is not None]
     if len(found) < len(views) or not found:
@@ -99,12 +113,13 @@ def eliminate(
     dead = torch.stack([moments[each.weight].largest for each in group.consumers]).amax(0) == 0
     exact = torch.stack([view.nearly_free() for view in found]).all(0) & ~dead
     order, spent = _choose(found, dead, budget**2, min_width)
+    order = order[: group.down_to_multiple(len(order), multiple)]
     if not order:
         return None
     gone = torch.zeros(group.size, dtype=torch.bool)
     gone[order] = True
     kept, dropped = (~gone).nonzero().flatten(), gone.nonzero().flatten()
-    folds = {weight: _solve(view.matrix, kept, dropped) for weight, view in zip(views, found, strict=True)}
+    folds = {weight: _solve(view, kept, dropped) for weight, view in zip(views, found, strict=True)}
     causes = Counter("dead" if dead[neuron] else "made up for by others" for neuron in dropped.tolist())
     if exact[dropped].any():
         means = {weight: each.mean[exact] for weight, each in moments.items()}
@@ -163,15 +178,20 @@ def _choose(
     width = len(dead) - len(order)
     for view in views if len(left) < len(dead) else ():
         view.keep_(left)
-    spent = np.zeros(len(views))
+    spent = torch.zeros(len(views), dtype=torch.float64)
     while (count := min(BLOCK, width - min_width, len(left))) > 0:
         costs = torch.stack([view.costs(width) for view in views]).amax(0)
-        block = costs.topk(count, largest=False).indices
-        chosen = _choose_in_block(views, block, budget, spent, width)
-        if not chosen:
+        cheapest = costs.topk(min(count + 1, len(costs)), largest=False)
+        block, values = cheapest.indices[:count], cheapest.values
+        if not values[0] <= budget:
+            break  # also where there are fewer samples than neurons: costs are infinite
+        outside = float(values[count]) if len(values) > count else float("inf")
+        chosen, added = _choose_in_block(views, block, budget - spent, DEARER * outside, width)
+        if not len(chosen):
             break
+        spent += added
         stays = torch.ones(len(left), dtype=torch.bool)
-        stays[block[chosen]] = False
+        stays[chosen] = False
         gone, stay = (~stays).nonzero().flatten(), stays.nonzero().flatten()
         order += left[gone].tolist()
         for view in views:
@@ -181,47 +201,29 @@ def _choose(
 
 
 def _choose_in_block(
-    views: Sequence[_Consumer], block: Tensor, budget: float, spent: Array, width: int
-) -> list[int]:
-    """One after another, with what the others in the block cost once it is gone; adds to `spent`.
+    views: Sequence[_Consumer], block: Tensor, budgets: Tensor, dearest: float, width: int
+) -> tuple[Tensor, Tensor]:
+    """Of neurons by their costs those that go, and what that adds to what is spent, by consumer.
 
-    In NumPy: these are many operations on small matrices, which torch takes several times as long to start.
+    First without those that cost more than `dearest` once all before them are gone, such as the last of
+    several that are alike; then as many as the budget allows.
     """
-    inverses = [_square(view.inverse, block).numpy() for view in views]
-    grams = [_square(view.gram, block).numpy() for view in views]
-    scales = [view.scale(width) for view in views]
-    if not np.isfinite(scales).all():
-        return []  # fewer samples than neurons
-    chosen, taken = list[int](), np.zeros(len(block))
-    for _ in range(len(block)):
-        costs = np.stack(
-            [
-                gram.diagonal() / np.maximum(inverse.diagonal(), SMALLEST) * scale
-                for inverse, gram, scale in zip(inverses, grams, scales, strict=True)
-            ]
-        )
-        at = int((costs.max(0) + taken).argmin())
-        if not (spent + costs[:, at] <= budget).all():
-            break
-        spent += costs[:, at]
-        taken[at] = np.inf
-        chosen.append(at)
-        for inverse, gram in zip(inverses, grams, strict=True):
-            column = inverse[:, at].copy()
-            factors = column / -max(column[at], SMALLEST)
-            inverse += np.outer(column, factors)
-            crossed = np.outer(gram[:, at] + 0.5 * gram[at, at] * factors, factors)
-            gram += crossed
-            gram += crossed.T
-    return chosen
+    costs = torch.stack([view.costs_in_order(block, width) for view in views])
+    chosen = block[costs.amax(0) <= dearest]
+    if 0 < len(chosen) < len(block):
+        costs = torch.stack([view.costs_in_order(chosen, width) for view in views])
+    totals = costs[:, : len(chosen)].cumsum(1)
+    count = int((totals <= budgets[:, None]).all(0).sum())
+    return chosen[:count], totals[:, count - 1] if count else torch.zeros_like(budgets)
 
 
-def _solve(matrix: Tensor, kept: Tensor, dropped: Tensor) -> Fold:
+def _solve(view: _Consumer, kept: Tensor, dropped: Tensor) -> Fold:
     """What those that stay take over; a row and column of S more than neurons stands for the constant 1."""
-    count = len(kept) + len(dropped)
+    matrix, count = view.matrix, len(kept) + len(dropped)
     base = torch.cat([kept, torch.arange(count, len(matrix))])
-    factor = torch.linalg.cholesky(_square(matrix, base))
-    solved = torch.cholesky_solve(matrix[base][:, dropped], factor).T
+    factor = torch.linalg.cholesky_ex(_square(matrix, base)).L
+    crossed = matrix.index_select(0, dropped).index_select(1, base)
+    solved = torch.cholesky_solve(crossed.T, factor).T
     constants = len(matrix) > count
     offsets = solved[:, -1].clone() if constants else torch.zeros(len(dropped), dtype=torch.float64)
     return Fold(coefficients=solved[:, : len(kept)].contiguous(), constants=offsets)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 FASTER, SLOWER = 1.5, 0.5
-MOST, LEAST = 3.0, 1 / 16
+MOST, LEAST = 2.25, 1 / 16
 """Of the budget."""
 GROWTH = 2
 """Each interval between removals is so many times the one before: what goes early is saved for longer, and
@@ -25,9 +25,11 @@ Decision = Literal["remove", "undo", "wait"]
 @dataclass(slots=True)
 class RemovalPace:
     """What one training has learnt about how much it can lose. It is asked at regular checks; removals are
-    due at some of them: 1, 2, 4, 8, 16 ..."""
+    due at the first, and after 2, 4, 8 ... times as many steps."""
 
     adaptive: bool
+    first: int = 1
+    """Intervals between checks that have gone by at the first one."""
     strength: float = 1.0
     """How much of the budget the next event may use."""
     _losses: list[float | Tensor] = field(default_factory=list)
@@ -74,7 +76,8 @@ class RemovalPace:
         if self.adaptive:
             decision = self._weigh(decision, *sums)
         if decision == "remove":
-            self._due = GROWTH * self._checks
+            early = self.first - 1
+            self._due = GROWTH * (early + self._checks) - early
         return decision
 
     def _weigh(self, planned: Decision, count: float, total: float, squares: float) -> Decision:
@@ -119,15 +122,12 @@ class Rests:
     """Layers that had little to give are left out of the next event, then of the next two, four ..., until
     they give more: weighing them costs the same, whatever comes of it."""
 
-    turn: int = 0
-    """Events so far."""
     _left: dict[int, int] = field(default_factory=dict)
     """By layer: events that it is still left out of."""
     _length: dict[int, int] = field(default_factory=dict)
 
     def awake(self, count: int) -> list[int]:
         """Which of so many layers are weighed at this event."""
-        self.turn += 1
         found = [number for number in range(count) if not self._left.get(number)]
         self._left = {number: left - 1 for number, left in self._left.items() if left > 0}
         return found
@@ -139,12 +139,10 @@ class Rests:
 
     def state_dict(self) -> dict[str, Any]:
         return {
-            "turn": self.turn,
             "left": list(self._left.items()),
             "length": list(self._length.items()),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        self.turn = int(saved["turn"])
         self._left = {int(number): int(left) for number, left in saved["left"]}
         self._length = {int(number): int(length) for number, length in saved["length"]}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,50 +12,59 @@ from torch import Tensor, nn
 
 from thinwire.apoptosis.criteria import find_exact
 from thinwire.apoptosis.elimination import eliminate
-from thinwire.apoptosis.moments import Moments, Table
+from thinwire.apoptosis.moments import Table
 from thinwire.apoptosis.surgery import Fold, Kept, Removal
 from thinwire.apoptosis.units import Group, Place
 
 MOST_WEIGHED = 384
-"""Neurons that are weighed against each other; of a wider layer, others at every event. The time grows with
+"""Neurons that are weighed against each other; a wider layer is weighed in parts. The time grows with
 the cube, and so many make up for each other nearly as well as all."""
-MOST_AT_ONCE = 0.5
+MOST_AT_ONCE = 0.75
 """Of a layer. A young network does little, so that few neurons make up for all others; what went cannot come
 back later, when more of them are needed."""
-LEFT_OF_PART = 0.125
-"""Of the neurons that are weighed so many stay at least: they make up for the others."""
 
 
-def find_removals(
-    model: nn.Module, groups: Sequence[Group], table: Table, *, budget: float, min_width: int
-) -> list[Removal]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much may go at one event."""
+
+    budget: float
+    """Relative change of what a consumer computes, root mean square."""
+    min_width: int = 1
+    """Neurons that every layer keeps."""
+    multiple: int = 1
+    """What is left of a layer is a multiple of this."""
+
+    def most(self, group: Group) -> int:
+        """How many neurons of a group, or of a part of one, may go."""
+        stay = math.ceil(max(self.min_width, group.least) * group.share)
+        return min(int(MOST_AT_ONCE * group.size), group.size - stay)
+
+    def budget_of(self, group: Group) -> float:
+        """What a part may spend: errors of several parts add up as independent ones do."""
+        return self.budget * math.sqrt(group.share)
+
+
+def find_removals(model: nn.Module, groups: Sequence[Group], table: Table, limits: Limits) -> list[Removal]:
     """For every group what goes: by least squares on data where what consumers read was measured, else by
     exact rules alone."""
     found = []
     for number, group in enumerate(groups):
-        if group.frozen or group.size + group.others <= min_width:
+        if group.frozen or (most := limits.most(group)) <= 0:
             continue
         moments = {
             each.weight: table[number, each.weight]
             for each in group.consumers
             if (number, each.weight) in table
         }
-        whole = group.size + group.others
-        most = min(int(MOST_AT_ONCE * whole), whole - min_width, int((1 - LEFT_OF_PART) * group.size))
-        removal = _remove(model, group, moments, budget, group.size - most)
-        if removal is not None and len(removal.dropped):
+        removal, shape = None, {"min_width": group.size - most, "multiple": limits.multiple}
+        if len(moments) == len(group.consumers):
+            removal = eliminate(model, group, moments, budget=limits.budget_of(group), **shape)
+        if removal is None:
+            removal = find_exact(model, group).removal(**shape)
+        if len(removal.dropped):
             found.append(removal)
     return found
-
-
-def _remove(
-    model: nn.Module, group: Group, moments: dict[str, Moments], budget: float, min_width: int
-) -> Removal | None:
-    if len(moments) == len(group.consumers):
-        removal = eliminate(model, group, moments, budget=budget, min_width=min_width)
-        if removal is not None:
-            return removal
-    return find_exact(model, group).removal(min_width)
 
 
 def shrink_groups(groups: Sequence[Group], kept: Kept) -> list[Group]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from thinwire.apoptosis.calls import Call, tensors_in, undisturbed
+from thinwire.apoptosis.calls import Call, close, tensors_in, undisturbed
 from thinwire.apoptosis.surgery import Removal, cut, kept_indices, named_tensors, replace_, resize_modules
 from thinwire.apoptosis.units import Group
 
@@ -54,20 +54,12 @@ def prove(model: nn.Module, group: Group, call: Call) -> None:
     except Exception as error:  # noqa: BLE001 (whatever a model does with sizes that are not its own)
         group.frozen = f"the model does not work without one of its neurons ({type(error).__name__})"
         return
-    if len(expected) != len(found) or not all(map(_close, expected, found)):
+    if len(expected) != len(found) or not all(map(close, expected, found)):
         group.frozen = "the model does not compute the same without one of its neurons"
 
 
 def _outputs(model: nn.Module, call: Call) -> list[Tensor]:
     return [t.detach() for t in tensors_in(call.run(model))]
-
-
-def _close(expected: Tensor, found: Tensor) -> bool:
-    if expected.shape != found.shape or not expected.is_floating_point():
-        return expected.shape == found.shape
-    tolerance = torch.finfo(expected.dtype).eps ** 0.5
-    scale = float(expected.abs().max()) if expected.numel() else 0.0
-    return float((expected - found).abs().max()) <= tolerance * max(scale, tolerance) if scale else True
 
 
 def left_alone(model: nn.Module, groups: Sequence[Group]) -> dict[str, str]:

@@ -17,8 +17,16 @@ if TYPE_CHECKING:
     from thinwire.engine.link import Link
 
 Mode = Literal["conservative", "adaptive", "aggressive"]
-BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.02, "aggressive": 0.05}
+BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.04, "aggressive": 0.08}
 """How much a layer's output may change in one event, by mode."""
+
+
+EARLY = 4
+"""Times `every`: the first event of a training whose length is not known."""
+LATE = 8
+"""One in so many steps comes before the first event, where their number is known."""
+KEYS = ("every", "start", "stop", "min_width", "multiple", "budget", "lasso")
+"""Settings that a command line takes beside the mode."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,15 +55,19 @@ class Apoptosis:
     every: int = 200
     """Optimizer steps between two events."""
     start: int | None = None
-    """Steps before the first event; None: `every`."""
+    """Steps before the first event: a young network needs neurons that it does not use yet. None: an eighth
+    of the `num_steps` that `attach` is told, or four times `every`."""
     stop: int | None = None
     """Steps after which nothing goes any more: what is left needs some to settle. None: three quarters of
     the `num_steps` that `attach` is told, else never."""
     min_width: int = 4
     """Neurons that every layer keeps."""
+    multiple: int | None = None
+    """Layers are cut to widths that are a multiple of this; None: 8 on a GPU, whose kernels are slower at
+    other widths, else 1."""
     budget: float | None = None
     """How much one event may change a layer's output on recent data (root mean square, relative to how much
-    the output varies); None: 0.005, 0.02 or 0.05 by mode."""
+    the output varies); None: 0.005, 0.04 or 0.08 by mode."""
     lasso: float = 0.0
     """Strength of a group lasso that makes neurons vanish, for networks with none to spare (0: none). Every
     step shrinks the incoming weights of every neuron by learning rate * lasso, in their norm."""
@@ -68,6 +80,8 @@ class Apoptosis:
         if self.stop is not None:
             check_count("stop", self.stop, "steps")
         check_count("min_width", self.min_width, "neurons")
+        if self.multiple is not None:
+            check_count("multiple", self.multiple, "neurons")
         if self.budget is not None:
             check(0 < self.budget < 1, "budget", "between 0 and 1", self.budget)
         check(0 <= self.lasso < 1e6, "lasso", "0 or more", self.lasso)
@@ -75,7 +89,7 @@ class Apoptosis:
     @property
     def first(self) -> int:
         """The step of the first event."""
-        return self.every if self.start is None else self.start
+        return EARLY * self.every if self.start is None else self.start
 
     @property
     def limit(self) -> float:
@@ -84,9 +98,15 @@ class Apoptosis:
 
     def within(self, num_steps: int | None) -> Apoptosis:
         """The same for a training of so many steps, if that is known."""
-        if self.stop is not None or num_steps is None:
+        if num_steps is None:
             return self
-        return replace(self, stop=max(1, num_steps * 3 // 4))
+        start = max(1, num_steps // LATE // self.every) * self.every
+        stop = max(1, num_steps * 3 // 4)
+        return replace(
+            self,
+            start=start if self.start is None else self.start,
+            stop=stop if self.stop is None else self.stop,
+        )
 
     def is_due(self, steps: int) -> bool:
         """Whether something is decided after so many steps."""
@@ -112,7 +132,7 @@ def parse(text: str) -> Apoptosis:
     values: dict[str, float | int] = {}
     for pair in pairs:
         key, _, value = pair.partition("=")
-        check_one_of("apoptosis setting", key, ("every", "start", "stop", "min_width", "budget", "lasso"))
+        check_one_of("apoptosis setting", key, KEYS)
         try:
             values[key] = float(value) if key in ("budget", "lasso") else int(value)
         except ValueError as error:

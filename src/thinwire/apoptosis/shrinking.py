@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,12 +14,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.apoptosis.agreement import agree, check_all, make_alike
-from thinwire.apoptosis.calls import Call
+from thinwire.apoptosis.calls import Call, can_be_joined
 from thinwire.apoptosis.lasso import GroupLasso
-from thinwire.apoptosis.moments import FEWEST_NEURONS
 from thinwire.apoptosis.pace import RemovalPace, Rests
-from thinwire.apoptosis.plan import MOST_WEIGHED, shrink_groups
+from thinwire.apoptosis.plan import MOST_WEIGHED, Limits, shrink_groups
 from thinwire.apoptosis.proof import left_alone, prove
+from thinwire.apoptosis.recent import RecentCalls
 from thinwire.apoptosis.settings import Apoptosis
 from thinwire.apoptosis.surgery import (
     Kept,
@@ -35,8 +36,8 @@ from thinwire.apoptosis.workers import Workers
 from thinwire.events import Shrunk
 
 _log = logging.getLogger("thinwire")
-ROWS_PER_NEURON = 2
-"""Samples on which an event decides, of all workers together, for each neuron that is weighed at once."""
+GPU_MULTIPLE = 8
+"""Kernels of GPUs work on tiles: other widths take as long as the next multiple, or longer."""
 
 
 class Shrinking:
@@ -50,15 +51,16 @@ class Shrinking:
         """What has happened so far, the same on all workers."""
         self._link, self._optimizers = link, optimizers
         self._model: nn.Module = getattr(model, "_orig_mod", model)
-        self._calls: deque[Call] = deque()
-        self._call_rows, self._at_once = 0, 1
-        """Samples in one call, and calls in one step."""
-        self._widest = MOST_WEIGHED
-        """Neurons that the next event weighs at once, at most."""
-        self._pace, self._rests = RemovalPace(adaptive=settings.mode == "adaptive"), Rests()
+        self._recent = RecentCalls(link.world_size)
+        self._pace, self._rests = (
+            RemovalPace(adaptive=settings.mode == "adaptive", first=settings.first // settings.every or 1),
+            Rests(),
+        )
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any], list[Group]] | None = None
         self._groups: list[Group] | None = None
+        self._least: dict[str, int] = {}
+        """Neurons that layers keep for what they feed, by the widths they were built with."""
         self._lasso = GroupLasso(settings.lasso, optimizers) if settings.lasso else None
         self._handle = model.register_forward_pre_hook(self._record, with_kwargs=True)
 
@@ -69,29 +71,30 @@ class Shrinking:
 
     def stepped(self) -> None:
         done = self._link.steps
-        if self._lasso is not None and self._lasso.is_due(done) and self._calls:
+        if self._lasso is not None and self._lasso.is_due(done) and self._recent:
             self._link.synchronize()
             self._lasso.apply_(self._model, self.groups())
         if self.settings.is_due(done) and not self._pace.skip():
             self._event()
         if done == self.settings.stop:
             self._undo = None  # a copy of everything
-            self._calls.clear()
+            self._recent.clear()
 
     def leave(self) -> None:
         self._handle.remove()
-        self._calls.clear()
+        self._recent.clear()
 
     def instruments(self) -> dict[str, float]:
         return {"parameters": float(sum(p.numel() for p in self._model.parameters()))}
 
     def state_dict(self) -> dict[str, Any]:
-        own = {"pace": self._pace.state_dict(), "rests": self._rests.state_dict()}
+        own = {"pace": self._pace.state_dict(), "rests": self._rests.state_dict(), "least": self._least}
         return {**own, "events": len(self.history)}
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._pace.load_state_dict(saved["pace"])
         self._rests.load_state_dict(saved["rests"])
+        self._least = dict(saved["least"])
         self._undo = self._groups = None  # what came before the checkpoint is gone
 
     # -- recording ----------------------------------------------------------------------------------
@@ -103,34 +106,26 @@ class Shrinking:
 
     def remember(self, given: Call, done: int, *, at_once: int = 1) -> None:
         """Keep a call made after so many steps if an event may be near; `at_once`: calls in every step."""
-        self._call_rows, self._at_once = given.rows() or self._call_rows, at_once
+        self._recent.measure(given, at_once=at_once)
         if self.listens(done):
-            self._calls.append(given.copy())
-            self._forget()
-
-    def _forget(self) -> None:
-        """Keep no more calls than the next event looks at."""
-        while len(self._calls) > self._wanted * self._at_once:
-            self._calls.popleft()
+            self._recent.add(given)
 
     def listens(self, done: int) -> bool:
         """Whether calls are kept after so many steps."""
         ahead = 1 + self.settings.steps_to_next(done + 1)
-        soon = ahead <= self._wanted and self._pace.removal_is_next
-        return soon or (self._lasso is not None and not self._calls)
-
-    @property
-    def _wanted(self) -> int:
-        """Steps whose calls an event looks at."""
-        return -(-ROWS_PER_NEURON * self._widest // max(1, self._call_rows * self._link.world_size))
+        soon = ahead <= self._recent.num_steps and self._pace.removal_is_next
+        return soon or (self._lasso is not None and not self._recent)
 
     # -- an event -----------------------------------------------------------------------------------
 
     def groups(self) -> list[Group]:
         """The neurons of the model as it is now; those that cannot go say why."""
         if self._groups is None:
-            call = self._calls[-1]
+            call = self._recent.last
             found = trace(self._model, call)
+            self._recent.joins = can_be_joined(self._model, call)
+            self._least = {g.name: self._least.get(g.name, g.least) for g in found}
+            found = [replace(group, least=self._least[group.name]) for group in found]
             for group in found:
                 prove(self._model, group, call)
             self._set_groups(found)
@@ -139,14 +134,13 @@ class Shrinking:
 
     def _set_groups(self, groups: list[Group]) -> None:
         self._groups = groups
-        widest = max((g.size for g in groups if not g.frozen), default=0)
-        self._widest = max(FEWEST_NEURONS, min(widest, MOST_WEIGHED))
+        self._recent.expect(groups)
 
     def _event(self) -> None:
         began_s = time.perf_counter()
         link = self._link
         link.synchronize()
-        blind = self._pace.removal_is_next and not self._calls
+        blind = self._pace.removal_is_next and not self._recent
         losses = link.everyone.total([*self._pace.sums(), float(blind)])
         if losses[-1]:
             self._warn(
@@ -169,9 +163,10 @@ class Shrinking:
             link.average_()
         removals = self._choose()
         if removals:
-            check_all(self._link, self._model, self._optimizers, removals)
-            self._remove(removals, began_s)
-        self._calls.clear()
+            kept = kept_indices(self._model, removals)
+            check_all(self._link, self._model, self._optimizers, kept)
+            self._remove(removals, kept, began_s)
+        self._recent.clear()
 
     def _warn(self, text: str) -> None:
         if self._link.rank == 0 and text not in self._told:
@@ -180,31 +175,36 @@ class Shrinking:
 
     def _choose(self) -> list[Removal]:
         awake = self._rests.awake(len(self.groups()))
-        self._forget()  # once groups are known, fewer may do
-        groups = [self.groups()[number].part(MOST_WEIGHED, self._rests.turn) for number in awake]
+        parts = [(number, part) for number in awake for part in self.groups()[number].parts(MOST_WEIGHED)]
         found = agree(
             self._link,
             self._model,
-            groups,
-            list(self._calls),
-            budget=self.settings.limit * self._pace.strength,
-            min_width=self.settings.min_width,
+            [part for _, part in parts],
+            self._recent.to_measure(),
+            self._limits(),
         )
         gone = {id(each.group): len(each.dropped) for each in found}
-        for number, group in zip(awake, groups, strict=True):
-            self._rests.weighed(number, gone.get(id(group), 0) / (group.size + group.others))
+        for number in awake:
+            own = sum(gone.get(id(part), 0) for at, part in parts if at == number)
+            self._rests.weighed(number, own / self.groups()[number].size)
         return found
 
-    def _remove(self, removals: Sequence[Removal], began_s: float) -> None:
+    def _limits(self) -> Limits:
+        settings, device = self.settings, next(self._model.parameters()).device
+        return Limits(
+            budget=settings.limit * self._pace.strength,
+            min_width=settings.min_width,
+            multiple=settings.multiple or (GPU_MULTIPLE if device.type == "cuda" else 1),
+        )
+
+    def _remove(self, removals: Sequence[Removal], kept: Kept, began_s: float) -> None:
         link, model = self._link, self._model
-        kept: Kept = kept_indices(model, removals)
         before = self._widths()
         if self._pace.adaptive:
             self._undo = (Snapshot.of(model, self._optimizers, kept), link.state_dict(), self.groups())
 
         def change() -> None:
-            for removal in removals:
-                fold(model, removal)
+            fold(model, removals)
             cut(model, self._optimizers, kept)
 
         def move(values: dict[str, Tensor]) -> None:
@@ -226,7 +226,7 @@ class Shrinking:
         self._set_groups(groups)
         gone = sum(before.values()) - sum(self._widths().values())
         self._note(gone, {"undone": 1}, 0.0, began_s, before)
-        self._calls.clear()
+        self._recent.clear()
 
     # -- telling ------------------------------------------------------------------------------------
 

@@ -94,11 +94,12 @@ def replace_(tensor: Tensor, data: Tensor) -> None:
 
 
 @torch.no_grad()
-def fold(model: nn.Module, removal: Removal) -> None:
+def fold(model: nn.Module, removals: Iterable[Removal]) -> None:
     """Add to the outgoing weights of neurons that stay what those that go have contributed."""
     tensors = named_tensors(model)
-    for name, data in fold_tensors(tensors, removal).items():
-        _swap_(tensors[name], data)
+    for removal in removals:
+        for name, data in fold_tensors(tensors, removal).items():
+            _swap_(tensors[name], data)
 
 
 def fold_tensors(tensors: Mapping[str, Tensor], removal: Removal) -> dict[str, Tensor]:

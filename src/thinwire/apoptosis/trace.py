@@ -21,6 +21,13 @@ from thinwire.apoptosis.layers import LEAVES, follow, is_plain
 from thinwire.apoptosis.operations import BINARY, MOVES, POOLS, READS, UNARY, kind_of
 from thinwire.apoptosis.units import Group
 
+OUTPUT = "it is an output of the model"
+SOFTMAXES = ("softmax", "log_softmax")
+ENDS = (OUTPUT, *(f"it goes through torch's {name}" for name in SOFTMAXES))
+"""Why the outputs of a model are left alone."""
+NEURONS_PER_OUTPUT = 2
+"""Neurons kept for each output that they feed, but at most half of the layer."""
+
 
 def trace(model: nn.Module, call: Call) -> list[Group]:
     """The groups of a model's neurons, found with the first samples of a call; some of them frozen."""
@@ -31,7 +38,19 @@ def trace(model: nn.Module, call: Call) -> list[Group]:
         except Exception:  # noqa: BLE001 (it may need its whole batch; then an error is the model's own)
             tracer = _Tracer(model)
             tracer.run(call)
-    return tracer.labels.units.groups()
+    groups = tracer.labels.units.groups()
+    _keep_for_outputs(groups)
+    return groups
+
+
+def _keep_for_outputs(groups: Sequence[Group]) -> None:
+    """A layer in front of a wide classifier keeps more: few neurons tell few classes apart, and a young
+    network does not show it yet."""
+    ends = [group for group in groups if group.frozen in ENDS]
+    outputs = {place: group.size for group in ends for place in group.places}
+    for group in groups:
+        fed = max((outputs.get((each.weight, 0), 0) for each in group.consumers), default=0)
+        group.least = max(1, min(NEURONS_PER_OUTPUT * fed, group.size // 2))
 
 
 class _Tracer(TorchFunctionMode):
@@ -52,7 +71,7 @@ class _Tracer(TorchFunctionMode):
             with self:
                 output = call.run(self._model)
         for tensor in tensors_in(output):
-            self.labels.freeze(tensor, "it is an output of the model")
+            self.labels.freeze(tensor, OUTPUT)
         self.labels.finish()
 
     # -- functions ----------------------------------------------------------------------------------
@@ -177,10 +196,10 @@ class _Tracer(TorchFunctionMode):
 
     def _leave(self, name: str) -> Callable[..., None]:
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            self._depth -= 1
             given = list(tensors_in((args, kwargs)))
             for tensor in given:
                 self.labels.use(tensor)
             follow(self.labels, name, module, given, result)
+            self._depth -= 1  # what labels go through is not followed
 
         return leave

@@ -7,8 +7,7 @@ lie in the same tensors form a group: a layer, or several layers that a residual
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -58,8 +57,10 @@ class Group:
     """Batch norms that directly follow a layer that computes them: by the weight of that layer."""
     frozen: str = ""
     """Why none of them can be removed; empty: they can."""
-    others: int = 0
-    """More than 0: this is a part of a group, and so many of its neurons are not here."""
+    share: float = 1.0
+    """Less than 1: this is so large a part of a group."""
+    least: int = 1
+    """Neurons that stay, whatever the others make up for."""
 
     def columns(self, consumer: Consumer) -> Tensor:
         """The columns of a consumer's weight that each neuron has."""
@@ -70,13 +71,17 @@ class Group:
         places = {place: indices[neurons] for place, indices in self.places.items()}
         return replace(self, size=len(neurons), places=places)
 
-    def part(self, most: int, turn: int) -> Group:
-        """At most so many of the neurons, from everywhere, and others at every turn."""
+    def down_to_multiple(self, count: int, multiple: int) -> int:
+        """Of so many neurons that could go, how many do so that a multiple stays."""
+        return max(0, count - (count - self.size) % multiple)
+
+    def parts(self, most: int) -> list[Group]:
+        """The same in parts of at most so many neurons, each from everywhere."""
         if self.frozen or self.size <= most:
-            return self
+            return [self]
         count = -(-self.size // most)
-        chosen = torch.arange(turn % count, self.size, count)
-        return replace(self.pick(chosen), others=self.size - len(chosen))
+        picks = [self.pick(torch.arange(number, self.size, count)) for number in range(count)]
+        return [replace(pick, share=pick.size / self.size) for pick in picks]
 
 
 @dataclass(slots=True)
@@ -138,41 +143,51 @@ class Units:
 
     def groups(self) -> list[Group]:
         """All neurons by where they lie, in the order in which layers compute them."""
-        frozen: dict[int, str] = {}
-        for unit, reason in self._frozen.items():
-            frozen.setdefault(self.find(unit), reason)
-        operations = defaultdict[int, set[str]](set)
-        for name, units in self._operations:
-            for unit in {self.find(u) for u in units.tolist() if u}:
-                operations[unit].add(name)
-        spots = defaultdict[int, dict[Place, list[int]]](dict)
-        for place, units in self.places.items():
-            for index, unit in enumerate(units.tolist()):
-                if unit:
-                    spots[self.find(unit)].setdefault(place, []).append(index)
-        alike = defaultdict[tuple[object, ...], list[int]](list)
-        for unit in sorted(spots):
-            where = tuple((place, len(indices)) for place, indices in spots[unit].items())
-            alike[where, frozen.get(unit, "")].append(unit)
+        roots = self._roots()
+        reasons = ["", *dict.fromkeys(self._frozen.values())]
+        frozen = torch.zeros(len(roots), dtype=torch.long)
+        for unit, reason in reversed(self._frozen.items()):  # what was said first holds
+            frozen[roots[unit]] = reasons.index(reason)
+        spots = {place: roots[units] for place, units in self.places.items()}
+        counts = [torch.bincount(found, minlength=len(roots)) for found in spots.values()]
+        counts = [count.index_fill(0, torch.tensor([0]), 0) for count in counts]  # 0 is no unit
+        if not counts:
+            return []
+        where = torch.stack([*counts, frozen])
+        members = where[:-1].any(0).nonzero().flatten()
+        kinds, kind_of = where[:, members].unique(dim=1, return_inverse=True)
+        alike = [members[kind_of == kind] for kind in range(kinds.shape[1])]
+        operations = [(name, roots[units]) for name, units in self._operations]
         return [
-            self._group([spots[unit] for unit in members], operations, members, frozen)
-            for members in alike.values()
+            self._group(units, spots, where[:-1, units[0]].tolist(), operations, reasons[frozen[units[0]]])
+            for units in sorted(alike, key=lambda units: int(units[0]))
         ]
+
+    def _roots(self) -> Tensor:
+        """The unit that each unit has become one with."""
+        parent = torch.tensor(self.parent)
+        while not torch.equal(above := parent[parent], parent):
+            parent = above
+        return parent
 
     def _bias(self, weight: str) -> str | None:
         return self.consumers[weight].bias if weight in self.consumers else None
 
     def _group(
         self,
-        spots: Sequence[dict[Place, list[int]]],
-        operations: dict[int, set[str]],
-        members: Iterable[int],
-        frozen: dict[int, str],
+        members: Tensor,
+        spots: dict[Place, Tensor],
+        counts: Sequence[int],
+        operations: Sequence[tuple[str, Tensor]],
+        reason: str,
     ) -> Group:
-        members = list(members)
-        places = {place: torch.tensor([each[place] for each in spots]) for place in spots[0]}
+        """Units that lie in the same tensors, each so many times along each of the places."""
+        places = {}
+        for (place, found), count in zip(spots.items(), counts, strict=True):
+            if count:
+                indices = torch.isin(found, members).nonzero().flatten()
+                places[place] = indices[found[indices].sort(stable=True).indices].view(-1, count)
         weights = [name for name, dim in places if "in" in self.roles[name, dim] and name in self.layers]
-        reason = frozen.get(members[0], "")
         readers = [self.consumers[name] for name, dim in places if "out" in self.roles[name, dim]]
         return Group(
             name=self.layers[weights[0]] if weights else next(iter(places))[0],
@@ -180,7 +195,7 @@ class Units:
             places=places,
             roles={place: self.roles[place] for place in places},
             consumers=readers,
-            operations=frozenset().union(*(operations[unit] for unit in members)),
+            operations=frozenset(name for name, units in operations if torch.isin(units, members).any()),
             biases={name: bias for name in weights if (bias := self._bias(name))},
             norms={name: self.norms[name] for name in weights if name in self.norms},
             frozen=reason or ("" if readers else "nothing that is known reads it"),

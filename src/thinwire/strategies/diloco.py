@@ -14,8 +14,12 @@ from thinwire.strategies.local.among import Everyone, OnePeer
 from thinwire.strategies.local.base import LocalState, LocalStrategy, Merge, Outer
 from thinwire.strategies.local.fragments import Fragments, Pattern, check_fragments
 from thinwire.strategies.local.quorum import Quorum, Rounds
+from thinwire.strategies.measured import worst
 from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
+
+LONG = 10_000
+"""Steps; of no training with fewer is it known here to come near exact SGD."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,6 +128,15 @@ class DiLoCo(LocalStrategy):
     def instruments(self, state: LocalState) -> Mapping[str, float]:
         told = LocalStrategy.instruments(self, state)
         return {**told, "late_rounds": state.rounds.late} if self.quorum < 1 else told
+
+    def advice(self, num_steps: int | None, world_size: int) -> str:
+        if num_steps is None or num_steps >= LONG or world_size == 1:
+            return ""
+        lost = " and ".join(map(str, worst("diloco")))
+        return (
+            f"DiLoCo was made for long trainings (its paper: 88,000 steps) and may lose much in {num_steps:,}"
+            f" steps: it has lost {lost}; see docs/diloco.md, 'What it costs in accuracy'"
+        )
 
     def outer(self, world_size: int, normalised: bool) -> Outer:
         rate = outer_rate(world_size) if self.outer_lr == "auto" else self.outer_lr

@@ -14,11 +14,9 @@ from pathlib import Path
 
 TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
-"""Rows with a larger standard error, in points, show mostly chance, unless the loss is far larger."""
+"""Rows with a larger standard error, in points, show mostly chance, unless the loss is larger still."""
 FAR = 2.0
-"""Standard errors."""
-CLEAR = 2.0
-"""Standard errors that a loss is from chance, to be worth a warning."""
+"""Standard errors that a loss is from none, to be more than chance."""
 LEAST_STEPS = 1000
 """A shorter training says nothing about others: its workers have no time to come together again."""
 
@@ -54,6 +52,23 @@ class Measured:
         clear = self.error <= RESOLVED or self.loss > FAR * self.error
         return clear and self.steps >= LEAST_STEPS
 
+    def __str__(self) -> str:
+        unit = "points of accuracy" if self.metric == "accuracy" else f"% of {self.metric}"
+        return f"{self.loss:.1f} {unit} with {self.workers} workers ({self.recipe}, {self.steps:,} steps)"
+
+
+def worst(strategy: str) -> list[Measured]:
+    """Of each metric the row of a strategy that lost most, whatever its settings.
+
+    >>> [row.metric for row in worst("diloco")]
+    ['accuracy', 'perplexity']
+    """
+    rows = [row for row in table() if row.strategy == strategy and row.is_resolved]
+    by_metric = {
+        metric: [row for row in rows if row.metric == metric] for metric in ("accuracy", "perplexity")
+    }
+    return [max(found, key=lambda row: row.loss) for found in by_metric.values() if found]
+
 
 def costs(strategy: str, workers: int, *, short: bool = False, **settings: object) -> Measured | None:
     """The row that lost most of those with these settings and the nearest number of workers, as points.
@@ -68,7 +83,7 @@ def costs(strategy: str, workers: int, *, short: bool = False, **settings: objec
         for row in table()
         if row.strategy == strategy
         and row.metric == "accuracy"
-        and (row.is_resolved or (short and row.loss > CLEAR * row.error))
+        and (row.is_resolved or (short and row.loss > FAR * row.error))
         and settings.items() <= row.settings.items()
     ]
     nearest = min((abs(row.workers - workers) for row in rows), default=0)

@@ -69,16 +69,11 @@ class SASGD(LocalStrategy):
         longest = self.period
         if world_size == 1 or longest <= MEASURED[0]:
             return ""
-        rows = {
-            interval: row
+        told = [
+            f"every {interval} steps cost {row}"
             for interval in MEASURED
             if interval <= longest
             and (row := costs("sasgd", world_size, short=True, interval=interval)) is not None
-        }
-        told = [
-            f"every {interval} steps cost {row.loss:.1f} points of accuracy with {row.workers} workers "
-            f"({row.recipe}, {row.steps:,} steps)"
-            for interval, row in rows.items()
         ]
         seldom = f", in {num_steps:,} steps perhaps {num_steps // longest} times" if num_steps else ""
         return (

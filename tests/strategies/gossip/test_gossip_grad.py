@@ -238,5 +238,5 @@ def test_a_share_says_what_it_cost_before_training_starts() -> None:
     assert "a tenth of it cost 5.2 points of accuracy with 16 workers (cifar-resnet20, 30 epochs)" in said
     assert "all of it 1.0" in said
     assert "cost 0.5 points of accuracy with 4 workers" in tw.GossipGraD(share=0.1).advice(5000, 4)
-    assert "a tenth in 92 steps 1.7 (digits-wide)" in tw.GossipGraD(share=0.1).advice(5000, 4)
+    assert "a tenth in 92 steps 3.2 (digits-wide)" in tw.GossipGraD(share=0.1).advice(5000, 4)
     assert tw.GossipGraD().advice(5000, 4) == ""

@@ -373,6 +373,10 @@ def test_what_chooses_by_itself_says_what_it_may_cost_before_training_starts() -
     assert "every 8 steps cost 0.8 points of accuracy with 8 workers (cifar-resnet20, 5,880 steps)" in said
     assert "may average only every 100 steps; averages every 8" in tw.SASGD(interval=100).advice(None, 8)
     assert tw.SASGD(interval=8).advice(310, 8) == tw.SASGD(interval="auto").advice(310, 1) == ""
+    said = tw.DiLoCo().advice(1710, 4)
+    assert "3.1 points of accuracy with 8 workers (cifar-resnet20, 5,880 steps)" in said
+    assert "67.8 % of perplexity with 4 workers (text-transformer, 1,710 steps)" in said
+    assert tw.DiLoCo().advice(88_000, 4) == tw.DiLoCo().advice(None, 4) == tw.DiLoCo().advice(100, 1) == ""
     said = tw.Trickle(budget="auto").advice(460, 4)
     assert "may choose Trickle(interval=8, density=0.03), which cost 0.7 points of accuracy" in said
     assert "1.7 times in 460 steps" in said
