@@ -26,7 +26,7 @@ def main() -> None:
     events, last = run["events"], run["curve"][-1]
     epochs = last["epoch"]
     figure, axes = plt.subplots(figsize=(6.4, 3.2))
-    for colour, layer in zip(COLOURS, list(events[0]["widths"])[:-1], strict=False):
+    for number, (colour, layer) in enumerate(zip(COLOURS, list(events[0]["widths"])[:-1], strict=False)):
         places = [event["step"] / run["steps"] * epochs for event in events]
         widths = [event["widths"][layer] for event in events]
         whole = events[0]["before"][layer]
@@ -35,13 +35,13 @@ def main() -> None:
             [whole, *widths, widths[-1]],
             where="post",
             color=colour,
-            label=f"layer {layer}",
+            label=f"hidden layer {number + 1}",
         )
     axes.set(xlabel="epochs", ylabel="neurons", ylim=(0, None), xlim=(0, epochs))
     finals = first["final"], run["final"]
     axes.set_title(
-        f"{problem}: {run['parameters'][0]:,} to {run['parameters'][1]:,} parameters, "
-        f"test metric {finals[0]:.4f} without and {finals[1]:.4f} with apoptosis",
+        f"{problem}: {run['parameters'][0]:,} to {run['parameters'][1]:,} parameters\n"
+        f"on test data {finals[0]:.4f} without apoptosis, {finals[1]:.4f} with it",
         fontsize=9,
     )
     axes.legend(frameon=False)

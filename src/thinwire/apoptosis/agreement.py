@@ -30,9 +30,11 @@ def agree(
     found: list[Removal] = []
     if link.world_size > 1:
         flat = [moments.flat() for moments in table.values()]
-        everyone.sum_(whole := torch.cat(flat or [torch.empty(0)]))
+        # the products were computed in the numbers of the model, and need no more to be sent
+        exact = torch.promote_types(next(model.parameters()).dtype, torch.float32)
+        everyone.sum_(whole := torch.cat([*flat, torch.empty(0)]).to(exact))
         for moments, part in zip(table.values(), whole.split([len(each) for each in flat]), strict=True):
-            moments.set_(part)
+            moments.set_(part.double())
     if link.rank == 0:
         found = find_removals(model, groups, table, limits)
     if link.world_size > 1:

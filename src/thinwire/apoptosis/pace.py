@@ -8,7 +8,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 FASTER, SLOWER = 1.5, 0.5
-MOST, LEAST = 3.0, 1 / 16
+MOST, LEAST = 2.25, 1 / 16
 """Of the budget."""
 GROWTH = 2
 """Each interval between removals is so many times the one before: what goes early is saved for longer, and

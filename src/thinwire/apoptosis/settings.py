@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from thinwire.engine.link import Link
 
 Mode = Literal["conservative", "adaptive", "aggressive"]
-BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.02, "aggressive": 0.05}
+BUDGETS: dict[Mode, float] = {"conservative": 0.005, "adaptive": 0.04, "aggressive": 0.08}
 """How much a layer's output may change in one event, by mode."""
 
 
@@ -67,7 +67,7 @@ class Apoptosis:
     other widths, else 1."""
     budget: float | None = None
     """How much one event may change a layer's output on recent data (root mean square, relative to how much
-    the output varies); None: 0.005, 0.02 or 0.05 by mode."""
+    the output varies); None: 0.005, 0.04 or 0.08 by mode."""
     lasso: float = 0.0
     """Strength of a group lasso that makes neurons vanish, for networks with none to spare (0: none). Every
     step shrinks the incoming weights of every neuron by learning rate * lasso, in their norm."""

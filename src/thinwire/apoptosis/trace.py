@@ -196,10 +196,10 @@ class _Tracer(TorchFunctionMode):
 
     def _leave(self, name: str) -> Callable[..., None]:
         def leave(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
-            self._depth -= 1
             given = list(tensors_in((args, kwargs)))
             for tensor in given:
                 self.labels.use(tensor)
             follow(self.labels, name, module, given, result)
+            self._depth -= 1  # what labels go through is not followed
 
         return leave
