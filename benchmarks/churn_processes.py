@@ -35,14 +35,17 @@ SILENCE_S = 1.5
 WAIT_S = 60.0
 """A change that has not led to training after so long is a hang."""
 LOOK_S = 0.05
-READ_EVERY = 20
+NOTE_EVERY = 20
+"""Generations between two looks at what Python holds."""
+READ_EVERY = 5
 """Changes between two readings of what the worker that lives through all has open."""
 
 
 def train(environment: dict[str, str], strategy: str, stop: str, wire: Wire = "plain") -> None:
     """One worker, until somebody has made the file `stop`; where `COUNTS` names a file, what Python holds is
-    written there after each epoch."""
+    written there now and then."""
     os.environ.update(environment)
+    noted = -NOTE_EVERY
     if counts := os.environ.get("COUNTS"):
         tracemalloc.start(1)
     with open(environment["OUTPUT"], "a") as output:
@@ -64,8 +67,9 @@ def train(environment: dict[str, str], strategy: str, stop: str, wire: Wire = "p
                     model(data[batch]).square().mean().backward()
                     optimizer.step()
                     optimizer.zero_grad()
-            if counts:
-                note_held(Path(counts), link.generation)
+            if counts and link.generation >= noted + NOTE_EVERY:
+                noted = link.generation
+                note_held(Path(counts), noted)
             if link.all_reduce([float(os.path.exists(stop))])[0] > 0:
                 break
     sys.stdout.flush()
@@ -118,7 +122,7 @@ class Churn:
                     self._dump()
                     break
                 if sum(self._counts.values()) % READ_EVERY == 0:
-                    self._readings.append(read_open(lasting.pid))
+                    self._readings.append({"workers": len(self._alive), **read_open(lasting.pid)})
                 self._change(dice, lasting)
             if not self._wrong and not self._settled():
                 self._wrong.append(f"at the end: no step of all for {WAIT_S:g} s")
@@ -188,7 +192,7 @@ class Churn:
         self._alive.remove(victim)
 
     def _end(self, lasting: Any) -> None:
-        self._readings.append(read_open(lasting.pid))
+        self._readings.append({"workers": len(self._alive), **read_open(lasting.pid)})
         (self.folder / "stop").touch()
         for each in self._alive:
             each.join(WAIT_S)

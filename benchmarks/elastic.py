@@ -105,7 +105,8 @@ def torchft_trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any
     command = ["-m", "benchmarks.elastic_torchft", "14"]
     with tempfile.TemporaryDirectory() as folder:
         outcome = run_in_lab(command, description, Path(folder), time_limit_s=LIMIT_S)
-        at = max((each.at for each in outcome.struck), default=math.nan)
+        begins = {str(each.fault): each.at for each in reversed(outcome.struck)}  # its end is told too
+        at = max(begins.values(), default=math.nan)
         cut_off = set(range(size - size // 3, size))
         lost = cut_off if kind == "partition" else {fault.host for fault in faults}
         left = [each for each in outcome.journals.workers if each.host not in lost]
@@ -120,7 +121,7 @@ def torchft_trial(size: int, kind: str, number: int, seed: int) -> dict[str, Any
         "kind": kind,
         "number": number,
         "strategy": "torchft",
-        "faults": [str(each.fault) for each in outcome.struck],
+        "faults": list(begins),
         "resumed_s": None if any(map(math.isnan, firsts)) else max(firsts) - at,
         "steps": max((line.facts["steps"] for each in left for line in each.of("done")), default=0),
         "wrong": [] if len(left) == size - len(lost) else [f"{len(left)} workers were there"],

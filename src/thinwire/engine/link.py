@@ -6,8 +6,6 @@ import contextlib
 import logging
 import math
 import sys
-import threading
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -18,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.elastic.sampler import ElasticSampler
-from thinwire.engine import state
+from thinwire.engine import exits, state
 from thinwire.engine.attachment import Attachment
 from thinwire.engine.caller import Caller
 from thinwire.engine.common_calls import CommonCalls
@@ -75,8 +73,7 @@ class Link:
         """Something else that acts between steps, such as apoptosis."""
         self._attachment = Attachment(core, transport, before=self._before_step, after=self._after_step)
         core.serve()
-        # Before threads are ended; atexit would be too late to wait for others.
-        threading._register_atexit(_detach_at_exit, weakref.ref(self))  # type: ignore[attr-defined]
+        exits.remember(self._at_exit)
 
     def _enter(self, core: Core, transport: Transport) -> None:
         self._core, self._transport = core, transport
@@ -474,8 +471,3 @@ class Link:
         self._transport.set_status()
         if self.companion is not None:
             self.companion.stepped()
-
-
-def _detach_at_exit(link: weakref.ref[Link]) -> None:
-    if (mine := link()) is not None:
-        mine._at_exit()
