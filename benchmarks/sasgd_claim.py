@@ -279,7 +279,8 @@ def main() -> None:
             f"{arguments.systems}: all trained; put the lines of all files into one, and leave --systems out"
         )
         return
-    config = {**vars(arguments), "num_images": NUM_IMAGES, "workers": WORKERS, "batch_size": BATCH_SIZE}
+    given = {name: value for name, value in vars(arguments).items() if name not in ("data", "work")}
+    config = {**given, "num_images": NUM_IMAGES, "workers": WORKERS, "batch_size": BATCH_SIZE}
     path = file.save({"config": config}, tuning=list(map(asdict, tuning)), runs=list(map(asdict, runs)))
     print(f"## benchmarks/sasgd_claim.py\n\nInterval {arguments.interval}, {WORKERS} workers")
     print_tuning(tuning)
