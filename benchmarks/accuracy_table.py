@@ -16,9 +16,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from torch.optim import SGD
-
 from benchmarks.common import RESULTS, note, parser_of, print_head, print_row
+from thinwire.engine.optimizer import is_normalised
 from thinwire.errors import SettingError
 from thinwire.planner.accuracy import standard_error, without_lead_in
 from thinwire.recipes import registry as recipes
@@ -87,7 +86,8 @@ def _row(
         return None
     seeds = {run["seed"] for run in runs}
     same = [run for run in exact if run["seed"] in seeds]  # single runs differ by more than means do
-    reference = [run["value"] for run in same or exact]
+    # the same training may be in two files
+    reference = [value for _, value in sorted({(run["seed"], run["value"]) for run in same or exact})]
     values = [run["value"] for run in runs]
     if metric == "accuracy":
         loss, scale = 100 * (mean(reference) - mean(values)), 100.0
@@ -106,7 +106,7 @@ def _row(
         "error": round(standard_error(*errors, FEW_SAMPLES.get(recipe, USUAL.get(metric, 0.5))), 3),
         "seeds": len(values),
         "source": f"benchmarks/results/{file}",
-        "adaptive": _is_adaptive(recipe),
+        "normalised": _is_normalised(recipe),
     }
 
 
@@ -117,11 +117,11 @@ def _num_steps(run: dict[str, Any]) -> int:
 
 
 @functools.cache
-def _is_adaptive(recipe: str) -> bool:
-    """Whether a recipe's optimizer is not SGD."""
+def _is_normalised(recipe: str) -> bool:
+    """Whether a recipe's optimizer makes steps of one size, such as AdamW."""
     training = recipes.get(recipe).training()
     plan = TrainingPlan(world_size=1, batch_size=1, num_steps=1)
-    return not isinstance(training.optimizer(training.model(), plan), SGD)
+    return is_normalised(training.optimizer(training.model(), plan))
 
 
 if __name__ == "__main__":

@@ -84,7 +84,7 @@ def worker(options: argparse.Namespace) -> None:
                 for method in ("adaptive", "none"):
                     curve = Curve(name, method, seed)
                     limit = options.timed_steps if method == "none" else None
-                    train(curve, parts, options.epochs or EPOCHS[name], control, limit)
+                    train(curve, parts, options.epochs or EPOCHS[name], control, limit, options.start)
                     if dist.get_rank() == 0:
                         control.report(vars(curve))
 
@@ -145,10 +145,14 @@ def train_alone(curve: Curve, parts: Parts, epochs: float) -> None:
             curve.points.append({**point, "parameters": count(training.model)})
 
 
-def train(curve: Curve, parts: Parts, epochs: float, control: Control, limit: int | None) -> None:
+def train(
+    curve: Curve, parts: Parts, epochs: float, control: Control, limit: int | None, start: float | None
+) -> None:
     training = Training.of(parts, epochs, curve.seed)
     steps, problem, model = training.steps, training.problem, training.model
-    settings = tw.Apoptosis(every=max(1, steps // NUM_CHECKS)) if curve.method == "adaptive" else None
+    first = None if start is None else max(1, int(start * steps))
+    every = max(1, steps // NUM_CHECKS)
+    settings = tw.Apoptosis(every=every, start=first) if curve.method == "adaptive" else None
     with tw.attach(model, training.optimizer, tw.AllReduce(), num_steps=steps, apoptosis=settings) as link:
         clock = Clock(link, control)
         for step, chosen in zip(range(1, (limit or steps) + 1), training.order, strict=False):
@@ -232,6 +236,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="comma-separated (0)")
     parser.add_argument("--epochs", type=float, help="other than this benchmark's own")
     parser.add_argument("--timed-steps", type=int, help="of the training without apoptosis, in the lab (all)")
+    parser.add_argument("--start", type=float, help="share of the steps before the first event (an eighth)")
     parser.add_argument("--rate", default="100mbit", help="of every host's path (100mbit)")
     parser.add_argument("--trial", action="store_true", help="only shows that it works")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
@@ -243,6 +248,7 @@ def main() -> None:
     inside = ["benchmarks.apoptosis_lab", "--inside", "--data", str(options.data.absolute())]
     inside += ["--problems", options.problems, "--seeds", options.seeds]
     inside += ["--epochs", str(options.epochs)] if options.epochs else []
+    inside += ["--start", str(options.start)] if options.start else []
     inside += ["--timed-steps", str(options.timed_steps)] if options.timed_steps else []
     outcome = run_in_lab(describe(hosts=HOSTS, rate=options.rate), *inside, time_limit_s=1800)
     curves = [Curve(**each) for each in outcome.reports]

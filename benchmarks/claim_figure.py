@@ -44,7 +44,8 @@ def draw(tuning: Sequence[ClaimRun], runs: Sequence[ClaimRun], names: Mapping[st
         0, "accuracy by highest learning rate, %", searched, math.log10, [RATES[0], 0.005, 0.05, 0.5]
     )
     longest = max(seconds for curve in trained for seconds, _ in curve.points)
-    ticks = [longest * part / 4 for part in range(5)]
+    spacing = 10.0 ** math.floor(math.log10(longest)) / 2
+    ticks = [spacing * place for place in range(int(longest / spacing) + 1)]
     right = _panel(PANEL_WIDTH, "accuracy by seconds, best settings, other seeds, %", trained, float, ticks)
     key = list[str]()
     for place, curve in enumerate(searched):

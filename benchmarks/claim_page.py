@@ -47,7 +47,7 @@ def section(result: Mapping[str, Any], file: str) -> str:
         f"![Accuracy by learning rate, and by seconds, of all four systems]({FIGURE.name})",
         "",
         "| system | tuned: rate, momentum | accuracy, mean and range | "
-        f"seconds to {TARGET:.0%} of exact SGD's | seconds in all | kB per step |",
+        f"seconds to {100 * TARGET:.0f} % of exact SGD's | seconds in all | kB per step |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for run in best:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.held_out --data DIR --minutes 7      in portions: the next command goes on
     python -m benchmarks.held_out --list                      what is trained, and what is missing
-    python -m benchmarks.held_out --report                    the table, and the result file
+    python -m benchmarks.held_out --report                    tables, the result file, and docs/which.md
 
 Whole trainings on the virtual clock: 20 Mbit/s, 0.4 ms latency, 10 ms of compute per step, so that whatever
 chooses by itself how much to send has to choose little. All strategies have the same data, epochs, schedule
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import statistics
 import sys
 import time
@@ -54,8 +55,12 @@ STRATEGIES = (
     "trickle:density=1.0:payload=sign",
     "gtopk:density=0.01:warmup_steps={warmup}",
     "sasgd:interval=8",
+    "sasgd:interval=32",
 )
+WITH_SGD = (f"{OWN}cnn",)
 WORKERS = (4, 8)
+PAGE = ROOT / "docs" / "which.md"
+BLOCK = re.compile(r"(<!-- held out: generated -->\n).*?(\n<!-- held out: end -->)", flags=re.DOTALL)
 MAY_LOSE = 0.5
 """Points of accuracy, or percent of perplexity, that need no warning."""
 
@@ -183,24 +188,28 @@ def report(runs: Sequence[HeldOutRun]) -> None:
         )
 
 
-def overview(runs: Sequence[HeldOutRun]) -> None:
+def overview(runs: Sequence[HeldOutRun]) -> str:
     """What was lost, a row for each recipe, number of workers and factor; in brackets the number of seeds."""
-    strategies = [text for text in dict.fromkeys(run.strategy for run in runs) if text != EXACT]
-    print()
-    print_head("recipe, workers", "steps", "steps x", EXACT, *strategies)
+    strategies = [text for text in STRATEGIES if text != EXACT and any(run.strategy == text for run in runs)]
+    names = [f"`{text.partition(':warmup')[0]}`" for text in strategies]
+    lines = [["recipe, workers", "steps", "rate x", "exact SGD", *names], ["---"] * (4 + len(names))]
     for recipe, workers, longest in sorted({(r.recipe, r.workers, r.longest) for r in runs}):
         own = [r for r in runs if (r.recipe, r.workers, r.longest) == (recipe, workers, longest)]
         exact = [r.value for r in runs if (r.recipe, r.workers, r.strategy) == (recipe, workers, EXACT)]
         values = [value for value in exact if value is not None]
         if not values:
             continue
-        scale = 100 if own[0].metric == "accuracy" else 1
+        accuracy = own[0].metric == "accuracy"
         cells = []
         for text in strategies:
             found = [loss for r in own if r.strategy == text and (loss := lost(r, runs)) is not None]
-            cells.append(f"{statistics.mean(found):+.1f} ({len(found)})" if found else "")
-        shown = f"{scale * statistics.mean(values):.2f} ({len(values)})"
-        print_row(f"{recipe.removeprefix(OWN)}, {workers}", own[0].steps, longest, shown, *cells)
+            unit = "" if accuracy else " %"
+            cells.append(f"{statistics.mean(found):+.1f}{unit} ({len(found)})" if found else "")
+        shown = f"{100 * statistics.mean(values):.1f} %" if accuracy else f"{statistics.mean(values):.2f}"
+        factor = "1" if recipe in WITH_SGD else f"{longest:g}"
+        name = recipe.removeprefix(OWN).replace("_", "-")
+        lines.append([f"`{name}`, {workers}", str(own[0].steps), factor, shown, *cells])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -226,7 +235,9 @@ def main() -> None:
     runs = [HeldOutRun(**json.loads(line)) for line in lines]
     if arguments.report:
         report(runs)
-        overview(runs)
+        text = PAGE.read_text(encoding="utf-8")
+        table = overview(runs)
+        PAGE.write_text(BLOCK.sub(lambda match: match[1] + table + match[2], text), encoding="utf-8")
         note(f"saved {file.save({}, runs=[asdict(run) for run in runs])}")
         return
     done = {run.key for run in runs}

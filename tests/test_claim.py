@@ -74,7 +74,8 @@ def test_the_page_says_who_won_and_by_how_much() -> None:
         "**EAMSGD won: 5.0 points above SASGD and 20.0 points above Downpour**, and 5.0 below exact SGD"
         in text
     )
-    assert "| SASGD | 0.1, 0 | 60.00 % (60.00 to 60.00) | never | 6.0 | 0 |" in text
+    assert "| SASGD | 0.1, 0 | 60.00 % (60.00 to 60.00) | 6.0 (2 of 2) | 6.0 | 0 |" in text
+    assert "| Downpour | 0.1, 0 | 45.00 % (45.00 to 45.00) | never |" in text
     assert "at the end of the grid" not in text
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from benchmarks.held_out import HeldOutRun, lost, report
+from benchmarks.held_out import HeldOutRun, lost, overview, report
 from benchmarks.held_out_recipes import ALPHABET, LENGTH, CharacterTransformer, Muon, orthogonal
 from thinwire.engine.optimizer import is_normalised
 
@@ -33,6 +33,12 @@ def test_the_report_shows_what_lost_much_and_said_nothing(capsys: pytest.Capture
     assert "| trickle |" in rows[3]
     assert rows[3].endswith("+2.00 | +2.00 | NOTHING |")
     assert rows[4].endswith("| may lose 2 points |")
+
+
+def test_the_overview_has_a_mean_over_seeds() -> None:
+    other = replace(EXACT, seed=1, value=0.8)
+    lossy = [replace(run, strategy="trickle", value=0.78) for run in (EXACT, other)]
+    assert overview([EXACT, other, *lossy]).splitlines()[2] == "| `r`, 4 | 10 | 2 | 85.0 % | +7.0 (2) |"
 
 
 def test_muon_makes_matrices_orthogonal_and_is_known_as_normalised() -> None:

@@ -55,13 +55,13 @@ def test_the_own_recipe_counts_else_the_worst() -> None:
     assert text.loss == 9.0
 
 
-def test_with_an_adaptive_optimizer_only_what_was_trained_with_one_counts() -> None:
-    text = row(recipe="t", metric="perplexity", loss=30.0, error=1.0, adaptive=True)
-    rows = [row(), row(recipe="b", loss=0.2, adaptive=True), text]
-    found = expected("s", {}, 8, adaptive=True, rows=rows)
+def test_with_normalised_steps_only_what_was_trained_with_one_counts() -> None:
+    text = row(recipe="t", metric="perplexity", loss=30.0, error=1.0, normalised=True)
+    rows = [row(), row(recipe="b", loss=0.2, normalised=True), text]
+    found = expected("s", {}, 8, normalised=True, rows=rows)
     assert found is not None
     assert found.loss == 30.0
-    assert expected("s", {}, 8, adaptive=True, rows=[row()]) is None
+    assert expected("s", {}, 8, normalised=True, rows=[row()]) is None
 
 
 def test_a_row_that_shows_mostly_chance_counts_for_its_own_recipe_only() -> None:

@@ -56,11 +56,11 @@ def test_steps_are_timed_without_changing_the_script(tmp_path: Path) -> None:
     assert found.backward_s >= 0.02
     assert found.shares is not None
     assert len(found.shares) == 4
-    assert not found.adaptive
+    assert not found.normalised
 
 
 def test_the_kind_of_optimizer_is_seen(tmp_path: Path) -> None:
-    assert measure_script([written(tmp_path, TRAIN.replace("optim.SGD", "optim.AdamW"))]).adaptive
+    assert measure_script([written(tmp_path, TRAIN.replace("optim.SGD", "optim.AdamW"))]).normalised
 
 
 @pytest.mark.parametrize(

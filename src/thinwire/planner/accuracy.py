@@ -55,7 +55,7 @@ def expected(
     *,
     recipe: str | None = None,
     num_steps: int | None = None,
-    adaptive: bool = False,
+    normalised: bool = False,
     rows: Sequence[Measured] | None = None,
 ) -> Expected | None:
     """The loss to expect; None where nobody has measured it with about as many workers.
@@ -63,7 +63,7 @@ def expected(
     `settings` are all of the strategy's, defaults included. Where the recipe itself was measured, its row
     counts; else the worst of all that are judged by accuracy, since nobody knows which the model is like.
     A training of `num_steps` (None: not known) is not judged by much longer ones.
-    With an optimizer such as AdamW (`adaptive`), only what was trained with one counts, and a percent of
+    With an optimizer such as AdamW (`normalised`), only what was trained with one counts, and a percent of
     perplexity as a point: there the same strategies have lost far more. A recipe that was trained only with
     more being sent counts with that: its loss is the least to expect.
     """
@@ -75,12 +75,12 @@ def expected(
     rows = [row for row in rows if num_steps is None or SHORTEST * num_steps >= row.steps]
     found = [row for row in rows if _same(row.settings, own)]
     same = [row for row in found if row.recipe == recipe]
-    found = same or [row for row in found if row.is_resolved and _is_like(row, adaptive)]
+    found = same or [row for row in found if row.is_resolved and _is_like(row, normalised)]
     candidates = _nearest_of_each(found, workers)
     if not candidates:
         return None
     if not same:
-        rest = [row for row in rows if row.is_resolved and _is_like(row, adaptive)]
+        rest = [row for row in rows if row.is_resolved and _is_like(row, normalised)]
         rest = [row for row in rest if row.recipe not in _recipes(found) and _sends_more(row.settings, own)]
         candidates += _nearest_of_each(rest, workers)
     worst = max(candidates, key=lambda row: row.loss)
@@ -107,9 +107,9 @@ def _sends_more(measured: Settings, own: Settings) -> bool:
     return bool(larger) and _same(measured, {**own, **larger})
 
 
-def _is_like(row: Measured, adaptive: bool) -> bool:
+def _is_like(row: Measured, normalised: bool) -> bool:
     # percents of perplexity are no points of accuracy; with SGD the recipes judged by accuracy are enough
-    return row.adaptive if adaptive else row.metric == "accuracy"
+    return row.normalised if normalised else row.metric == "accuracy"
 
 
 def _recipes(rows: Sequence[Measured]) -> list[str]:

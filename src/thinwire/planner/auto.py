@@ -248,8 +248,8 @@ class AutoStrategy(Strategy):
         return best
 
     def _allowed(self, text: str, option: Strategy, state: AutoState, world_size: int) -> bool:
-        settings, adaptive = registry.resolved(option), state.buckets[0].normalised
-        loss = expected(registry.parse(text)[0], settings, world_size, adaptive=adaptive)
+        settings, normalised = registry.resolved(option), state.buckets[0].normalised
+        loss = expected(registry.parse(text)[0], settings, world_size, normalised=normalised)
         return loss is not None and loss.loss <= self.accuracy_budget
 
     def _switch(self, state: AutoState, pick: int, *, tell: bool) -> None:

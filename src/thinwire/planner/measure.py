@@ -135,7 +135,7 @@ class StepRecorder:
             backward_s=whole_s - forward_s - optimizer_s,
             optimizer_s=optimizer_s,
             batch=batch,
-            adaptive=self._optimizer is not None and is_normalised(self._optimizer),
+            normalised=self._optimizer is not None and is_normalised(self._optimizer),
             on_processor=all(self.parameters[i].device.type == "cpu" for i in used),
         )
 

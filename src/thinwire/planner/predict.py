@@ -209,8 +209,8 @@ class Planner:
         spread = self.cluster.spread
         work, settings = self.workload, registry.resolved(strategy)
         num_steps = None if work.num_steps is None else work.num_steps // workers
-        adaptive, recipe = work.adaptive, work.recipe
-        loss = expected(name, settings, workers, recipe=recipe, num_steps=num_steps, adaptive=adaptive)
+        normalised, recipe = work.normalised, work.recipe
+        loss = expected(name, settings, workers, recipe=recipe, num_steps=num_steps, normalised=normalised)
         return Prediction(
             strategy=text,
             workers=workers,

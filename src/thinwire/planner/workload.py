@@ -30,8 +30,8 @@ class Workload:
     """Steps of the whole training with one worker; None: not known."""
     on_processor: bool = False
     """Whether it computes where bytes are sent and received too."""
-    adaptive: bool = False
-    """Whether its optimizer is known to be one such as AdamW."""
+    normalised: bool = False
+    """Whether its optimizer is known to make steps of one size, as AdamW does."""
     recipe: str | None = None
     """The recipe it is from, whose measured accuracy counts most."""
 

@@ -43,8 +43,8 @@ class Measured:
     """Standard error of that difference."""
     seeds: int
     source: str
-    adaptive: bool = False
-    """Whether it was trained with an optimizer that scales every parameter's steps, such as AdamW."""
+    normalised: bool = False
+    """Whether its optimizer was one that makes steps of one size, such as AdamW."""
 
     @property
     def is_resolved(self) -> bool:
