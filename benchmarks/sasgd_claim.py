@@ -162,11 +162,6 @@ class Trainings:
             sys.exit(f"{left} trainings left: run the same command again")
         return [self._done[run.key] for run in runs]
 
-    def trained(self, run: ClaimRun, seeds: int) -> list[ClaimRun]:
-        """What is there of these settings on other seeds; if nothing is, on the seed of the tuning."""
-        others = [self._done.get(replace(run, seed=seed).key) for seed in range(1, seeds + 1)]
-        return [other for other in others if other is not None] or [run]
-
     def _keep(self, run: ClaimRun | None) -> None:
         if run is None:
             return
@@ -251,7 +246,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="without all of them no result is kept")
     parser.add_argument("--tune", default="", help="only search the rates of one line: 0.9:pull=0.3")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at once (1)")
-    parser.add_argument("--done", action="store_true", help="compare on the seeds that are trained")
     parser.add_argument("--minutes", type=float, default=60, help="time after which none is begun (60)")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "sasgd_claim.jsonl", help="what is done")
     parser.add_argument("--quick", action="store_true", help="not a result: saved below runs/")
@@ -279,13 +273,14 @@ def main() -> None:
         return
     best = [tuned(tuning, system) for system in systems]
     later = [replace(run, values=[], seconds=[], seed=seed) for run in best for seed in range(1, seeds + 1)]
-    runs = [r for run in best for r in trained.trained(run, seeds)] if arguments.done else trained(later)
+    runs = trained(later)
     if systems != list(SYSTEMS):
         note(
             f"{arguments.systems}: all trained; put the lines of all files into one, and leave --systems out"
         )
         return
-    config = {**vars(arguments), "num_images": NUM_IMAGES, "workers": WORKERS, "batch_size": BATCH_SIZE}
+    given = {name: value for name, value in vars(arguments).items() if name not in ("data", "work")}
+    config = {**given, "num_images": NUM_IMAGES, "workers": WORKERS, "batch_size": BATCH_SIZE}
     path = file.save({"config": config}, tuning=list(map(asdict, tuning)), runs=list(map(asdict, runs)))
     print(f"## benchmarks/sasgd_claim.py\n\nInterval {arguments.interval}, {WORKERS} workers")
     print_tuning(tuning)
