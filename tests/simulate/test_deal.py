@@ -32,6 +32,23 @@ def test_what_was_drawn_and_not_trained_is_dealt_again(after: int) -> None:
     assert deal.account() == f"{trained}, 4 dealt again after a loss"
 
 
+@pytest.mark.parametrize("cut", [in_turn, in_streams])
+def test_however_often_workers_change_only_the_last_rest_is_left_out(cut: Cut) -> None:
+    deal = Deal(1437, cut(np.arange(1437), 1, 1), 1, cut)
+    for num_workers in (5, 4, 7, 3, 5, 2, 6, 4):
+        deal.again(num_workers)
+        for rank in range(num_workers):
+            deal.draw(rank)
+            deal.trained(rank)
+    while deal.draw(0) is not None:
+        for rank in range(4):
+            if rank:
+                deal.draw(rank)
+            deal.trained(rank)
+    never = (1437 - (5 + 4 + 7 + 3 + 5 + 2 + 6)) % 4
+    assert deal.account() == f"1437 samples: {1437 - never} trained once, 0 more often, {never} never"
+
+
 def test_streams_stay_contiguous_after_a_change() -> None:
     deal = Deal(12, in_streams(np.arange(12), 2, 1), 1, in_streams)
     for rank in range(2):

@@ -23,6 +23,8 @@ class Deal:
         self._batch_size, self._cut = batch_size, cut
         self._trained = np.zeros(num_samples, dtype=np.int64)
         self._given_back = 0
+        self._rest = self._not_dealt(np.arange(num_samples))
+        """What did not go around; if this is dealt again, it comes back."""
 
     def num_batches(self, rank: int) -> int:
         """That this worker has left."""
@@ -48,9 +50,14 @@ class Deal:
         drawn = [batch for batch in self._drawn if batch is not None]
         self._given_back += sum(len(batch) for batch in drawn)
         left = drawn + [batch for hand in self._hands for batch in hand]
-        samples = np.concatenate(left) if left else np.empty(0, dtype=np.int64)
+        samples = np.concatenate([*left, self._rest])
         self._hands = self._cut(samples, num_workers, self._batch_size)
+        self._rest = self._not_dealt(samples)
         self._drawn = [None] * num_workers
+
+    def _not_dealt(self, samples: NDArray[np.int64]) -> NDArray[np.int64]:
+        dealt = [batch for hand in self._hands for batch in hand]
+        return samples[~np.isin(samples, np.concatenate(dealt))] if dealt else samples
 
     def account(self) -> str:
         """What became of the samples so far; never trained on is also the rest that does not go around."""
