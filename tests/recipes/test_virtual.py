@@ -172,6 +172,14 @@ def test_another_is_lost_while_those_who_are_left_recover(tmp_path: Path) -> Non
     assert " 0 more often" in simulated.accounts[0]
 
 
+def test_another_joins_when_some_have_stopped_for_the_first(tmp_path: Path) -> None:
+    """They went on to another step then, in which those who had stopped were waited for."""
+    lost = "kill:host=2,after=0.3", "kill:host=1,after=0.3"
+    back = "rejoin:host=2,after=2.48", "rejoin:host=1,after=2.58"
+    simulated = run(tmp_path, config(strategy="gossip-grad", epochs=2), *lost, *back, slow=("3=0.6",))
+    assert "4 workers go on" in simulated.happened[-1]
+
+
 def test_slow_pause_and_cut(tmp_path: Path) -> None:
     plain = run(tmp_path / "plain", config()).summary.train_s
     for number, (fault, more_s) in enumerate(

@@ -228,10 +228,11 @@ class Session:
     def _join(self, host: int) -> None:
         if (host in self.hosts and host not in self._lost) or host in self._joining:
             return
+        if not self._joining:  # else all know already where they stop, and some have
+            after = 1 + max(worker.core.steps for worker in self._workers.values())
+            for worker in self._workers.values():
+                worker.stop_at = after
         self._joining.append(host)
-        after = 1 + max(worker.core.steps for worker in self._workers.values())
-        for worker in self._workers.values():
-            worker.stop_at = after
 
     def _change(self) -> None:
         stay = [host for host in self.hosts if host not in self._lost]
