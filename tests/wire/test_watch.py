@@ -14,7 +14,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost
-from thinwire.wire import control
+from thinwire.wire import connect, control
 from thinwire.wire import watch as watch_module
 from thinwire.wire.base import DETACHING, FAILING, IN_CALL, LEFT, WAITING, Status
 from thinwire.wire.watch import Watch, WatchedWorker
@@ -283,3 +283,23 @@ def test_who_does_not_come_is_named() -> None:
     with pytest.raises(PeerLate, match=r"worker 1 has waited 0.2 s for workers \[0, 2\] to attach") as raised:
         Watch(HashStore(), "test", 1, [0, 1, 2], 0.2, LONG_S)
     assert raised.value.rank == 0
+
+
+def test_members_that_have_changed_are_the_cause_of_a_door_that_stays_shut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An elastic worker goes on after the first; it ended with the second."""
+    changed = list[PeerError]()
+
+    def shut(ranks: object, watch: Watch, timeout_s: float, source: object) -> object:
+        changed.append(PeerLost("the members have changed"))
+        raise watch.ring(PeerLate("worker 1 has not opened a door"))
+
+    monkeypatch.setattr(connect, "_connected_lane", shut)
+    with pytest.raises(PeerLost, match="members have changed"):
+        connect.connect_members(
+            *(HashStore(), 0, 1),
+            timeout_s=LONG_S,
+            silence_s=LONG_S,
+            lost=lambda: changed[0] if changed else None,
+        )

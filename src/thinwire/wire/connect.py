@@ -90,7 +90,7 @@ def connect_members(
         return _connected_lane(ranks, watch, timeout_s, own)
 
     try:
-        return _within(_MEET_S + 10, meet, lambda: (watches[0].lost if watches else None) or lost())
+        return _within(_MEET_S + 10, meet, lambda: lost() or (watches[0].lost if watches else None))
     except BaseException:
         own.abort()
         own_pools.remove(own)
