@@ -303,3 +303,15 @@ def test_members_that_have_changed_are_the_cause_of_a_door_that_stays_shut(
             silence_s=LONG_S,
             lost=lambda: changed[0] if changed else None,
         )
+
+
+def test_a_call_that_is_given_up_keeps_its_thread_no_longer_than_it_takes() -> None:
+    def under_way() -> list[str]:
+        return [each.name for each in threading.enumerate() if each.name == "thinwire-connect"]
+
+    go = threading.Event()
+    with pytest.raises(PeerLost):
+        connect._within(LONG_S, go.wait, lambda: PeerLost("the members have changed"))
+    assert under_way()
+    go.set()
+    eventually(lambda: None if under_way() else True)

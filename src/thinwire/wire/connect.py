@@ -126,6 +126,7 @@ def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerErro
 
     waiters = Waiters("thinwire-connect", limit=1)
     waiters.submit(run)
+    waiters.stop(deadline=time.monotonic())  # the thread ends with the call, also with one that is given up
     deadline, cause = time.monotonic() + timeout_s, lost()
     while cause is None and not ended.wait(_LOOK_S) and time.monotonic() < deadline:
         cause = lost()
@@ -133,8 +134,6 @@ def _within(timeout_s: float, call: Callable[[], T], lost: Callable[[], PeerErro
     while errors and cause is None and time.monotonic() < told_by:
         time.sleep(_LOOK_S)
         cause = lost()
-    if ended.is_set():
-        waiters.stop()
     if results:
         return results[0]
     if errors and isinstance(errors[0], PeerDiffers):  # that others leave because of it says less
