@@ -102,8 +102,12 @@ def _same(measured: Settings, own: Settings) -> bool:
 
 def _sends_more(measured: Settings, own: Settings) -> bool:
     """Whether what was measured differs in nothing but that more was sent."""
-    numbers = [name for name in SENT if isinstance(own.get(name), float) and name in measured]
-    larger = {name: measured[name] for name in numbers if measured[name] > own[name]}  # type: ignore[operator]  # two numbers
+    pairs = [(name, measured.get(name), own.get(name)) for name in SENT]
+    larger: dict[str, object] = {
+        name: more
+        for name, more, less in pairs
+        if isinstance(more, int | float) and isinstance(less, float) and more > less
+    }
     return bool(larger) and _same(measured, {**own, **larger})
 
 
