@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -172,6 +174,48 @@ def test_a_full_disk_is_a_warning_and_the_next_save_is_tried(
         "worker-1.safetensors could not be written by its worker",
     }
     assert [path.name for path in folders.whole(tmp_path)] == ["step-00000001", "step-00000003"]
+
+
+def test_a_worker_is_done_with_the_folder_once_it_has_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 gives the folder its name as soon as the last worker's file is said to be whole."""
+    rename, whole = Path.rename, tmp_path / "step-00000002"
+
+    def slow(self: Path, target: Path) -> Path:
+        renamed = rename(self, target)
+        if target.name == "worker-1.safetensors.json":  # which says so
+            wait_until(whole.exists)
+        return renamed
+
+    monkeypatch.setattr(Path, "rename", slow)
+    run(2, Job(folder=tmp_path, until=2, save_at=(2,)))  # a warning is an error
+    assert list(tmp_path.iterdir()) == [whole]
+
+
+def test_a_save_that_rank_0_has_given_up_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = tensors.write
+
+    def full(path: Path, taken: tensors.TreeSnapshot) -> dict[str, Any]:
+        if path.name == folders.COMMON:
+            raise OSError("No space left on device")
+        if path.name == folders.worker(1):
+            wait_until(lambda: not path.parent.exists())
+        return write(path, taken)
+
+    monkeypatch.setattr(tensors, "write", full)
+    with pytest.warns(UserWarning, match="step 2 was not saved"):
+        run(2, Job(folder=tmp_path, until=2, save_at=(2,)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("strategy", [Half(), Alone()])

@@ -76,8 +76,10 @@ class Saver:
             if common is not None:
                 shutil.rmtree(place, ignore_errors=True)
                 return
-            with contextlib.suppress(OSError):  # then rank 0 finds out when its patience ends
-                _failed(place / mine).mkdir(parents=True, exist_ok=True)
+            # if it cannot be told, rank 0 finds out when its patience ends; a folder that is gone, rank 0
+            # has removed, and nobody else would remove it again
+            with contextlib.suppress(OSError):
+                _failed(place / mine).mkdir(exist_ok=True)
 
     def _commit(self, place: Path, step: int) -> None:
         """Rank 0 makes the checkpoint count once everybody's file is there, and removes old ones."""
@@ -126,10 +128,11 @@ def _failed(path: Path) -> Path:
 
 
 def _add_file(path: Path, taken: TreeSnapshot) -> None:
+    """The last thing it does is to tell rank 0, which may then rename the folder at any moment."""
     facts, unfinished = tensors.write(path, taken), path.with_name(f"{path.name}.unfinished")
     _write(unfinished, json.dumps(facts).encode())
-    unfinished.rename(_facts(path))
     sync_folder(path.parent)
+    unfinished.rename(_facts(path))
 
 
 def _write(path: Path, content: bytes) -> None:
