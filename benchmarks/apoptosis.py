@@ -1,7 +1,8 @@
 """How small does apoptosis make a network, how much sooner is it trained, and what does that cost?
 
     python -m benchmarks.apoptosis --data DIR                 higgs-mlp, mnist-mlp and mnist-cnn, three seeds
-    python -m benchmarks.apoptosis --data DIR --problems cifar-vgg16 --device cuda --seeds 1 --jobs 2
+    python -m benchmarks.apoptosis --data DIR --problems cifar-vgg16 --device cuda --seeds 1 --jobs 4 --bf16 \
+        --methods none,adaptive,aggressive,lasso --minutes 4 --out DIR
     python -m benchmarks.apoptosis --data DIR --problems mnist-mlp --epochs 2 --trial
 
 Every method trains the same network on the same batches: without apoptosis; with it, adaptive and aggressive;
@@ -12,15 +13,20 @@ samples held out of the training data, and so were settings chosen; the test dat
 last step. Times are to the best metric that the run without apoptosis ever had, as early stopping would keep
 it, and to its last one, less 0.003. It trains with plain PyTorch, without a link. Evaluation is not timed.
 On a CPU, seconds are those of the processor, in one thread: other work on the machine counts little. With
---keep DIR every training that has ended is kept there, and not made again.
+--keep DIR every training that has ended is kept there, and not made again. With --minutes a training ends
+with the last epoch that fits, and is compared with the others after as many epochs. A training that fails is
+written as far as it came.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
+import tempfile
+import time
+import traceback
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +36,7 @@ import torch
 
 from benchmarks.apoptosis_training import Run, Work, train
 from benchmarks.common import ResultFile, note, parser_of, print_head, print_row, result_file
+from benchmarks.recipes import prepared
 
 METHODS = ("none", "adaptive", "aggressive", "lasso", "torch-pruning")
 WITHIN = 0.003
@@ -52,8 +59,15 @@ def speedup(runs: list[Run], base: dict[int, Run], target: float) -> dict[str, A
     }
 
 
+def ends(run: Run, other: Run) -> tuple[dict[str, float], dict[str, float]]:
+    """The last points that two trainings have both come to."""
+    last = min(len(run.curve), len(other.curve)) - 1
+    return run.curve[last], other.curve[last]
+
+
 def table(runs: list[Run]) -> list[dict[str, Any]]:
     rows = []
+    runs = [run for run in runs if run.curve]
     for name in dict.fromkeys(run.problem for run in runs):
         own = [run for run in runs if run.problem == name]
         base = {run.seed: run for run in own if run.method == "none"}
@@ -66,6 +80,9 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
         )
         for method in dict.fromkeys(run.method for run in own):
             mine = [run for run in own if run.method == method and run.seed in base]
+            if not mine:
+                continue
+            pairs = [ends(r, base[r.seed]) for r in mine]
             rows.append(
                 {
                     "problem": name,
@@ -76,14 +93,12 @@ def table(runs: list[Run]) -> list[dict[str, Any]]:
                     "interval": [run.interval for run in mine],
                     "fewer_parameters": float(np.mean([r.parameters[0] / r.parameters[1] for r in mine])),
                     "less_sent": 1
-                    - float(
-                        np.mean(
-                            [r.curve[-1]["sent_bytes"] / base[r.seed].curve[-1]["sent_bytes"] for r in mine]
-                        )
-                    ),
+                    - float(np.mean([own["sent_bytes"] / plain["sent_bytes"] for own, plain in pairs])),
                     "whole_run_faster": float(
-                        np.mean([base[r.seed].curve[-1]["seconds"] / r.curve[-1]["seconds"] for r in mine])
+                        np.mean([plain["seconds"] / own["seconds"] for own, plain in pairs])
                     ),
+                    "step_faster": [r.step_s and r.step_s[0] / r.step_s[1] for r in mine],
+                    "unfinished": [r.unfinished for r in mine],
                     "to_best": speedup(mine, base, best),
                     "to_last": speedup(mine, base, last),
                     "event_share": float(np.mean([r.event_s / r.curve[-1]["seconds"] for r in mine])),
@@ -111,6 +126,7 @@ def make(work: Work, data: Path, device: str, threads: int, keep: Path | None) -
 def make_all(works: list[Work], jobs: int, *rest: Any) -> Iterator[list[Run]]:
     """All trainings that have ended, each time one has; torch-pruning comes last, since it is told a size."""
     runs: list[Run] = []
+    wanted = {(work.problem, work.method, work.seed): work for work in works}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
         for last in (False, True):
@@ -119,10 +135,14 @@ def make_all(works: list[Work], jobs: int, *rest: Any) -> Iterator[list[Run]]:
                 replace(work, goal=goals[work.problem, work.seed]) if last else work
                 for work in works
                 if (work.method == "torch-pruning") is last
+                and (not last or (work.problem, work.seed) in goals)
             ]
-            for run in pool.map(make, now, *([value] * len(now) for value in rest)):
-                runs.append(run)
-                yield runs
+            for each in as_completed([pool.submit(make, work, *rest) for work in now]):
+                if each.exception() is None:
+                    runs.append(each.result())
+                    yield sorted(runs, key=lambda run: works.index(wanted[run.problem, run.method, run.seed]))
+                else:
+                    note("".join(traceback.format_exception(each.exception())))
 
 
 def main() -> None:
@@ -132,11 +152,12 @@ def main() -> None:
     parser.add_argument("--methods", default=",".join(METHODS), help="none must be among them")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--epochs", type=int, help="fewer than the problem has")
-    parser.add_argument("--samples", type=int, help="only so many training samples")
+    parser.add_argument("--samples", type=int, help="only so many, of each part of the data")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
     parser.add_argument("--bf16", action="store_true", help="compute in bf16, images channels last")
+    parser.add_argument("--minutes", type=float, help="end all trainings with their last epoch before")
     parser.add_argument("--keep", type=Path, help="folder for trainings that have ended")
     parser.add_argument("--out", type=Path, help="folder of the result")
     parser.add_argument("--trial", action="store_true", help="only shows that it works")
@@ -152,6 +173,7 @@ def main() -> None:
             epochs=options.epochs,
             samples=options.samples,
             bf16=options.bf16,
+            ends_at=time.time() + 60 * options.minutes if options.minutes else None,
         )
         for problem in options.problems.split(",")
         for method in options.methods.split(",")
@@ -160,9 +182,11 @@ def main() -> None:
     hidden = {"data": "DIR", "keep": "DIR", "out": "DIR"}
     config = {key: hidden.get(key, value) for key, value in vars(options).items()}
     runs: list[Run] = []
-    rest = (options.data, options.device, options.threads, options.keep)
-    for runs in make_all(works, options.jobs, *rest):
-        result.save({"config": config, "table": table(runs)}, runs=[vars(r) for r in runs])
+    with tempfile.TemporaryDirectory() as scratch:
+        data = prepared(options.data, Path(scratch)) if "cifar" in options.problems else options.data
+        rest = (data, options.device, options.threads, options.keep)
+        for runs in make_all(works, options.jobs, *rest):
+            result.save({"config": config, "table": table(runs)}, runs=[vars(r) for r in runs])
     show(runs)
     note(f"written to {result.path}")
 
@@ -178,6 +202,7 @@ def show(runs: list[Run]) -> None:
         "to the best",
         "to the last",
         "events",
+        "step",
     )
     for row in table(runs):
         sooner = [
@@ -193,7 +218,10 @@ def show(runs: list[Run]) -> None:
             f"{row['whole_run_faster']:.2f}x",
             *sooner,
             f"{row['event_share']:.1%}",
+            " ".join(f"{faster:.2f}x" for faster in row["step_faster"] if faster) or "-",
         )
+        for why in filter(None, row["unfinished"]):
+            note(f"{row['problem']} {row['method']} is unfinished: {why.splitlines()[-1]}")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -53,6 +54,11 @@ MODES: dict[str, Mode] = {"adaptive": "adaptive", "aggressive": "aggressive", "l
 """Of methods that are apoptosis."""
 NUM_CHECKS = 64
 """Of apoptosis in the whole run."""
+WHOLE = 1 << 30
+"""Bytes: one bucket for all gradients. There is nobody to send to, and a GPU is kept waiting by many small
+operations."""
+TIMED_STEPS = 40
+"""Of each network, by turns, once training is over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +73,9 @@ class Problem:
     lasso: float
     loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy
     metric: Callable[[Tensor, Tensor], float] = accuracy
+    by_epoch: bool = False
+    """Samples are chosen and augmented for a whole epoch at once, on the device: done in every step, a GPU
+    would wait for the processor's random numbers."""
 
 
 PROBLEMS = {
@@ -103,10 +112,11 @@ PROBLEMS = {
         data=lambda folder: samples.colour_images(load_cifar(folder)),
         model=networks.vgg16,
         optimizer=lambda m: SGD(m.parameters(), lr=0.05, momentum=0.9, weight_decay=5e-4, nesterov=True),
-        epochs=20,
+        epochs=16,
         batch=128,
         held_out=5000,
         lasso=0.002,
+        by_epoch=True,
     ),
 }
 
@@ -129,6 +139,11 @@ class Run:
     """The metric on the test data, looked at once."""
     interval: tuple[float, float] | None = None
     """Its bootstrap interval, 95 %, where it is an AUC."""
+    unfinished: str = ""
+    """Why it ended before its last step; empty: it did not."""
+    step_s: tuple[float, float] | None = None
+    """On a GPU: a step of the network as it was built, and of what is left, without a link; timed by turns,
+    so that other work on the GPU slows both."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,11 +156,13 @@ class Work:
     epochs: int | None = None
     """None: those of the problem."""
     samples: int | None = None
-    """Use only so many of the training samples."""
+    """Use only so many, of each part of the data."""
     goal: int = 0
     """Parameters that torch-pruning shall leave."""
     bf16: bool = False
     """Compute in bf16 where torch's autocast does, with images in the order of channels_last."""
+    ends_at: float | None = None
+    """Of `time.time()`: stop after the last epoch that is expected to end before it."""
 
 
 def batches(count: int, size: int, seed: int) -> Iterator[np.ndarray[Any, np.dtype[np.int64]]]:
@@ -161,6 +178,8 @@ class Trainer:
         problem, method = PROBLEMS[work.problem], work.method
         self.problem, self.method, self.device, self.bf16 = problem, method, device, work.bf16
         self.model = problem.model().to(device)
+        self.size = count(self.model)
+        """Parameters that it has now."""
         self.optimizer = problem.optimizer(self.model)
         self.steps, self.schedule = steps, self._schedule(steps)
         self.every = max(1, steps // NUM_CHECKS)
@@ -176,6 +195,7 @@ class Trainer:
                 self.optimizer,
                 tw.AllReduce(),
                 num_steps=steps,
+                bucket_bytes=WHOLE if device.type == "cuda" else None,
                 apoptosis=self._settings(MODES.get(method)),
             )
             self.companion = self.link.companion
@@ -204,6 +224,7 @@ class Trainer:
         self.optimizer.step()
         if left < 2:
             self.event_s += (_now(self.device) - began_s) * (1 if left == 0 else -1)
+            self.size = count(self.model)
         self.schedule.step()
         self.done += 1
         if self.method == "torch-pruning" and self.done in self.removals:
@@ -247,6 +268,7 @@ class Trainer:
         self.optimizer = self.problem.optimizer(self.model)
         self.schedule = self._schedule(self.steps)
         self.schedule.load_state_dict(rates)
+        self.size = count(self.model)
         self.event_s += _now(self.device) - began_s
 
 
@@ -291,46 +313,117 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
     """One training from its beginning to its end."""
     problem, seed = PROBLEMS[work.problem], work.seed
     run = Run(work.problem, work.method, seed)
-    samples, validation, test = load(work.problem, folder, device)
-    length = min(len(samples), work.samples or len(samples))
+    samples, validation, test = (
+        replace(each, inputs=each.inputs[: work.samples], targets=each.targets[: work.samples])
+        for each in load(work.problem, folder, device)
+    )
+    length = len(samples)
     epochs, per_epoch = work.epochs or problem.epochs, length // problem.batch
-    warm_up(problem, samples, device)
+    warm_up(work, samples, device)
     torch.manual_seed(seed)
     trainer = Trainer(work, device, per_epoch * epochs)
-    full, seconds, sent = count(trainer.model), 0.0, 0.0
-    began_s = _now(device)
-    for epoch in range(epochs):
-        for number, chosen in enumerate(batches(length, problem.batch, 1000 * seed + epoch), start=1):
-            inputs, targets = samples.take(chosen)
-            if work.bf16:
-                inputs = inputs.contiguous(memory_format=torch.channels_last)
-            sent += 8.0 * count(trainer.model)  # all-reduce: each number leaves a worker twice, nearly
-            trainer.step(inputs, targets)
-            if number in (per_epoch // 2, per_epoch):
-                seconds += _now(device) - began_s
-                point = {"epoch": epoch + number / per_epoch, "seconds": seconds}
-                point["metric"] = problem.metric(*predict(trainer.model, validation, bf16=work.bf16))
-                run.curve.append({**point, "parameters": count(trainer.model), "sent_bytes": sent})
-                began_s = _now(device)
-        note(f"{work.problem} {work.method} seed {seed}: {json.dumps(run.curve[-1])}")
-    trainer.leave()
-    scores, targets = predict(trainer.model, test, bf16=work.bf16)
-    run.final = problem.metric(scores, targets)
-    run.interval = bootstrap(scores, targets) if problem.metric is auc else None
+    full = trainer.size
+    try:
+        _train_epochs(work, trainer, run, samples, validation, length)
+        trainer.leave()
+        scores, targets = predict(trainer.model, test, bf16=work.bf16)
+        run.final = problem.metric(scores, targets)
+        run.interval = bootstrap(scores, targets) if problem.metric is auc else None
+        if device.type == "cuda":
+            run.step_s = time_steps(work, trainer.model, samples, device)
+    except Exception:  # noqa: BLE001 (what has been measured until here is written)
+        run.unfinished = traceback.format_exc()
+        note(f"{work.problem} {work.method} seed {seed}: {run.unfinished}")
     run.parameters = (full, count(trainer.model))
     run.steps = trainer.done
     run.event_s, run.events = trainer.event_s, trainer.events()
     return run
 
 
-def warm_up(problem: Problem, samples: TensorSamples, device: torch.device) -> None:
+def _train_epochs(
+    work: Work, trainer: Trainer, run: Run, samples: TensorSamples, validation: TensorSamples, length: int
+) -> None:
+    """All epochs, or those that end before the deadline; what is measured goes into `run`."""
+    problem, device = trainer.problem, trainer.device
+    per_epoch = length // problem.batch
+    epochs = trainer.steps // per_epoch
+    seconds, sent = 0.0, 0.0
+    began_s, began_at = _now(device), time.time()
+    for epoch in range(epochs):
+        given = feed(work, samples, batches(length, problem.batch, 1000 * work.seed + epoch))
+        for number, (inputs, targets) in enumerate(given, start=1):
+            sent += 8.0 * trainer.size  # all-reduce: each number leaves a worker twice, nearly
+            trainer.step(inputs, targets)
+            if number in (per_epoch // 2, per_epoch):
+                seconds += _now(device) - began_s
+                point = {"epoch": epoch + number / per_epoch, "seconds": seconds}
+                point["metric"] = problem.metric(*predict(trainer.model, validation, bf16=work.bf16))
+                run.curve.append({**point, "parameters": trainer.size, "sent_bytes": sent})
+                began_s = _now(device)
+        note(f"{work.problem} {work.method} seed {work.seed}: {json.dumps(run.curve[-1])}")
+        one_more_s = (time.time() - began_at) / (epoch + 1)
+        if work.ends_at is not None and epoch + 1 < epochs and time.time() + one_more_s > work.ends_at:
+            run.unfinished = f"its time was up after {epoch + 1} of {epochs} epochs"
+            return
+
+
+def feed(
+    work: Work, samples: TensorSamples, chosen: Iterable[np.ndarray[Any, np.dtype[np.int64]]]
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an epoch."""
+    if PROBLEMS[work.problem].by_epoch:
+        whole = list(chosen)
+        inputs, targets = samples.take(np.concatenate(whole))
+        if work.bf16:
+            inputs = inputs.contiguous(memory_format=torch.channels_last)
+        size = len(whole[0])
+        yield from zip(inputs.split(size), targets.split(size), strict=True)
+        return
+    for each in chosen:
+        inputs, targets = samples.take(each)
+        yield inputs.contiguous(memory_format=torch.channels_last) if work.bf16 else inputs, targets
+
+
+def warm_up(work: Work, samples: TensorSamples, device: torch.device) -> None:
     """Have libraries loaded and memory taken before anything is timed: the first training pays for it."""
-    model = problem.model().to(device)
-    optimizer = problem.optimizer(model)
-    inputs, targets = samples.take(np.arange(problem.batch))
+    problem = PROBLEMS[work.problem]
+    step = plain_step(work, problem.model().to(device), samples)
     for _ in range(3):
-        problem.loss(model(inputs), targets).backward()
+        step()
+
+
+def plain_step(work: Work, model: nn.Module, samples: TensorSamples) -> Callable[[], None]:
+    """A step on always the same batch, without a link."""
+    problem = PROBLEMS[work.problem]
+    optimizer, device = problem.optimizer(model), next(model.parameters()).device
+    ((inputs, targets),) = feed(work, samples, [np.arange(problem.batch)])
+
+    def step() -> None:
+        optimizer.zero_grad()
+        with torch.autocast(device.type, torch.bfloat16, enabled=work.bf16):
+            loss = problem.loss(model(inputs), targets)
+        loss.backward()
         optimizer.step()
+
+    return step
+
+
+def time_steps(
+    work: Work, model: nn.Module, samples: TensorSamples, device: torch.device
+) -> tuple[float, float]:
+    """Median seconds of a step of the network as it was built, and of `model`; it trains both."""
+    steps = [
+        plain_step(work, each, samples)
+        for each in (PROBLEMS[work.problem].model().to(device), tw.apoptosis.export(model).to(device).train())
+    ]
+    times: tuple[list[float], list[float]] = ([], [])
+    for turn in range(TIMED_STEPS + 5):
+        for step, own in zip(steps, times, strict=True):
+            began_s = _now(device)
+            step()
+            if turn >= 5:  # the first ones choose kernels and take memory
+                own.append(_now(device) - began_s)
+    return float(np.median(times[0])), float(np.median(times[1]))
 
 
 def _now(device: torch.device) -> float:
@@ -345,6 +438,8 @@ def predict(model: nn.Module, data: TensorSamples, *, bf16: bool = False) -> tup
     """Scores and targets of all samples, in evaluation mode."""
     model.eval()
     parts = [data.take(np.arange(s, min(s + 500, len(data)))) for s in range(0, len(data), 500)]
+    if bf16:
+        parts = [(x.contiguous(memory_format=torch.channels_last), y) for x, y in parts]
     with torch.autocast(data.inputs.device.type, torch.bfloat16, enabled=bf16):
         scores, targets = torch.cat([model(x) for x, _ in parts]), torch.cat([y for _, y in parts])
     model.train()

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from thinwire.apoptosis.calls import JOINED_CALLS, Call, can_be_joined, join
+from thinwire.apoptosis.calls import JOINED_CALLS, Call, can_be_joined, full_precision, join
 
 
 class Steps(nn.Module):
@@ -57,3 +57,20 @@ def test_calls_that_differ_are_left_alone() -> None:
     assert len(join([short, long, other, other])) == 3
     large = Call((torch.randn(300, 3),), {})
     assert len(join([large, large])) == 2, "memory was sized for one"
+
+
+def precisions() -> list[str]:
+    cudnn = torch.backends.cudnn
+    newer = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
+    return [*(each.fp32_precision for each in newer), torch.get_float32_matmul_precision()]
+
+
+def test_results_are_compared_in_full_precision_and_the_users_choice_comes_back() -> None:
+    torch.set_float32_matmul_precision("high")
+    try:
+        before = precisions()
+        with full_precision():
+            assert set(precisions()) <= {"ieee", "highest"}
+        assert precisions() == before
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -108,3 +108,15 @@ def test_neurons_stay_for_the_outputs_they_feed() -> None:
     assert least(4, 64, 64, 10) == [1, 20]
     assert least(4, 64, 1) == [2]
     assert least(4, 64, 1000) == [32], "at most half"
+
+
+@pytest.mark.parametrize(("size", "multiple"), [(424, 8), (1000, 8), (1001, 1), (1023, 8)])
+def test_parts_of_a_wide_layer_are_multiples_as_it_is(size: int, multiple: int) -> None:
+    model = nn.Sequential(nn.Linear(8, size), nn.ReLU(), nn.Linear(size, 3))
+    (group,) = [group for group in trace(model, Call((torch.randn(2, 8),), {})) if not group.frozen]
+    found = group.parts(MOST_WEIGHED, multiple)
+    assert sum(part.size for part in found) == size
+    assert sum(part.size % multiple != 0 for part in found) <= (size % multiple != 0)
+    assert max(part.size for part in found) < MOST_WEIGHED + multiple
+    rows = torch.cat([part.places["0.weight", 0].flatten() for part in found])
+    assert rows.sort().values.equal(torch.arange(size))

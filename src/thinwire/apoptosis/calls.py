@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,13 +103,44 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     """In here the model is in evaluation mode; modes and random numbers are as before after it."""
     training = [module for module in model.modules() if module.training]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.device.type == "cuda"})
-    with torch.random.fork_rng(devices=devices), torch.no_grad():
+    precise = full_precision() if devices else nullcontext()
+    with torch.random.fork_rng(devices=devices), torch.no_grad(), precise:
         model.eval()
         try:
             yield
         finally:
             for module in training:
                 module.training = True
+
+
+@contextmanager
+def full_precision() -> Iterator[None]:
+    """In here GPUs multiply float32 in all of its bits. TF32, which convolutions use by default, keeps 10 of
+    23: one neuron less takes another kernel, and results differ by more than they may when compared."""
+    names = [name for name in ("conv", "rnn") if hasattr(torch.backends.cudnn, name)]  # since torch 2.9
+    switches = [getattr(torch.backends.cudnn, name) for name in names]
+    tf32 = not switches and torch.backends.cudnn.allow_tf32
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to tell if the newer switch was used
+        before = "highest"
+        switches.append(torch.backends.cuda.matmul)
+    found = [switch.fp32_precision for switch in switches]
+    try:
+        for switch in switches:
+            switch.fp32_precision = "ieee"
+        if tf32:
+            torch.backends.cudnn.allow_tf32 = False
+        if before != "highest":
+            torch.set_float32_matmul_precision("highest")
+        yield
+    finally:
+        for switch, precision in zip(switches, found, strict=True):
+            switch.fp32_precision = precision
+        if tf32:
+            torch.backends.cudnn.allow_tf32 = True
+        if before != "highest":
+            torch.set_float32_matmul_precision(before)
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:

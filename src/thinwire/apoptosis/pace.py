@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 FASTER, SLOWER = 1.5, 0.5
@@ -65,7 +66,7 @@ class RemovalPace:
         """Count, sum and sum of squares of the later half of this worker's losses: the first steps after an
         event are those of its recovery."""
         skipped = len(self._losses) // 2 if len(self._losses) > 3 else 0
-        recent = [float(loss) for loss in self._losses[skipped:]]
+        recent = _numbers(self._losses[skipped:])
         self._losses.clear()
         return [float(len(recent)), sum(recent), sum(loss * loss for loss in recent)]
 
@@ -115,6 +116,15 @@ class RemovalPace:
         self._before = (float(saved["before"][0]), float(saved["before"][1])) if saved["before"] else None
         self._checks, self._due = int(saved["checks"]), int(saved["due"])
         self._fresh = bool(saved["fresh"])
+
+
+def _numbers(losses: list[float | Tensor]) -> list[float]:
+    """As Python's numbers; those of a GPU at once, since each one alone would wait for it."""
+    on_gpu = [loss.reshape(()) for loss in losses if isinstance(loss, Tensor) and loss.is_cuda]
+    if len(on_gpu) < len(losses) or len({loss.device for loss in on_gpu}) != 1:
+        return [float(loss) for loss in losses]
+    numbers: list[float] = torch.stack(on_gpu).tolist()
+    return numbers
 
 
 @dataclass(slots=True)

@@ -174,14 +174,18 @@ class Shrinking:
             _log.warning("apoptosis: %s", text)
 
     def _choose(self) -> list[Removal]:
-        awake = self._rests.awake(len(self.groups()))
-        parts = [(number, part) for number in awake for part in self.groups()[number].parts(MOST_WEIGHED)]
+        awake, limits = self._rests.awake(len(self.groups())), self._limits()
+        parts = [
+            (number, part)
+            for number in awake
+            for part in self.groups()[number].parts(MOST_WEIGHED, limits.multiple)
+        ]
         found = agree(
             self._link,
             self._model,
             [part for _, part in parts],
             self._recent.to_measure(),
-            self._limits(),
+            limits,
         )
         gone = {id(each.group): len(each.dropped) for each in found}
         for number in awake:

@@ -75,12 +75,14 @@ class Group:
         """Of so many neurons that could go, how many do so that a multiple stays."""
         return max(0, count - (count - self.size) % multiple)
 
-    def parts(self, most: int) -> list[Group]:
-        """The same in parts of at most so many neurons, each from everywhere."""
+    def parts(self, most: int, multiple: int = 1) -> list[Group]:
+        """The same in parts of about so many neurons at most, each from everywhere. If the size is a multiple
+        of `multiple`, those of the parts are too, and so is what they leave together."""
         if self.frozen or self.size <= most:
             return [self]
         count = -(-self.size // most)
-        picks = [self.pick(torch.arange(number, self.size, count)) for number in range(count)]
+        part_of = torch.arange(self.size) // multiple % count
+        picks = [self.pick((part_of == number).nonzero().flatten()) for number in range(count)]
         return [replace(pick, share=pick.size / self.size) for pick in picks]
 
 
