@@ -13,14 +13,17 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch._C._distributed_c10d import HashStore
+from torch.distributed.distributed_c10d import PrefixStore
 
 from tests.wire.tls import SOON_S, backends, contexts, in_threads, make_certificate, meshes
 from thinwire.errors import DataError, PeerDiffers, PeerLate
-from thinwire.wire.tls import connection, files, meeting
+from thinwire.wire.tls import backend, connection, files, meeting
+from thinwire.wire.tls.backend import TlsSource
 from thinwire.wire.tls.connection import DATA, DATA_UNOFFERED, OFFER, Frame
 from thinwire.wire.tls.files import TLS, Contexts, load
 from thinwire.wire.tls.meeting import Door, meet
@@ -232,6 +235,43 @@ def test_nothing_is_left(contexts: Contexts) -> None:
         in_threads(lambda rank: made[rank].close(), 3)
     wait_until(lambda: threading.active_count() == threads)
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_connections_that_are_made_after_all_are_closed(
+    contexts: Contexts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A change of workers while they connect: one of them has given up, and the others do not know yet."""
+    with meshes(2, contexts):
+        pass  # what the first use leaves counts for none
+    descriptors, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
+    store, given_up = HashStore(), threading.Event()
+    source = TlsSource(store, 0, [0, 1], contexts, SOON_S)
+
+    def meet_slowly(*args: Any) -> TlsMesh:
+        mesh = meet(*args)
+        assert given_up.wait(SOON_S)
+        return mesh
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            with pytest.raises(RuntimeError, match="given up"):
+                source.take([0, 1], "lane", SOON_S)
+            return
+        mesh = meet(PrefixStore("thinwire", store), 1, 2, contexts, SOON_S)
+        receive = mesh.receive(torch.zeros(3), 0, 1, 5)
+        source.abort()
+        given_up.set()
+        with pytest.raises(RuntimeError, match="from the worker has ended"):
+            receive.wait(SOON_S / 10)
+        mesh.abort()
+        mesh.join()
+
+    monkeypatch.setattr(backend, "meet", meet_slowly)
+    in_threads(work, 2)
+    wait_until(lambda: threading.active_count() == threads)
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    with pytest.raises(RuntimeError, match="given up"):
+        source.take([0, 1], "another lane", SOON_S)
 
 
 # -- who comes to the door ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ _MOMENTS = {
 }
 _MOMENTUM = {"SGD", "RMSprop"}
 """Optimizers whose groups have a `momentum`, which may be 0."""
-_NORMALISED = ("ada", "rmsprop", "muon", "lion", "lamb", "shampoo", "soap", "sophia")
+_NORMALISED = ("ada", "rmsprop", "muon", "lion", "lamb", "lars", "shampoo", "soap", "sophia")
 """Parts of the names of optimizers whose steps do not grow with the gradient."""
 _ELSE = "use AllReduce(overlap='backward')"
 

@@ -78,7 +78,7 @@ def connect_members(
 ) -> ProcessGroupLane:
     """The lane between workers that a store of their own joins, all of whom are there now; the error `lost`,
     should there be one before they are connected."""
-    ranks, watches = list(range(world_size)), list[Watch]()
+    ranks, watches, given_up = list(range(world_size)), list[Watch](), threading.Event()
     own: Source = Pool(store=store, rank=rank)
     if tls is not None:
         own = TlsSource(store, rank, ranks, tls, _MEET_S)
@@ -87,11 +87,15 @@ def connect_members(
     def meet() -> ProcessGroupLane:
         watch = Watch(store, "members", rank, ranks, _MEET_S, silence_s)
         watches.append(watch)
+        if given_up.is_set():  # while it was being made: nobody else will stop it
+            watch.stop()
+            raise PeerLost("this worker has given up")
         return _connected_lane(ranks, watch, timeout_s, own)
 
     try:
         return _within(_MEET_S + 10, meet, lambda: lost() or (watches[0].lost if watches else None))
     except BaseException:
+        given_up.set()
         own.abort()
         own_pools.remove(own)
         for watch in watches:

@@ -35,16 +35,19 @@ class TlsSource:
     """Tensors on GPUs go by the CPU: NCCL does not encrypt."""
     hears_anyone: bool = True
     _mesh: TlsMesh | None = None
+    _given_up: bool = False
     _num_taken: dict[str, int] = field(default_factory=dict)
     _in_use: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> TlsBackend:
         """What a lane talks through; blocks only the first time, until all workers have connected."""
-        if self._mesh is None:
+        if self._mesh is None and not self._given_up:
             rank = list(self.ranks).index(self.own_rank)
             store = PrefixStore("thinwire", self.store)
-            self._mesh = meet(store, rank, len(self.ranks), self.contexts, self.meets_within_s)
+            self._keep(meet(store, rank, len(self.ranks), self.contexts, self.meets_within_s))
+        if self._mesh is None or self._given_up:
+            raise RuntimeError("this worker has given up")
         label = f"{list(ranks)}/{name}"
         with self._lock:
             number = self._num_taken[label] = self._num_taken.get(label, 0) + 1
@@ -53,6 +56,14 @@ class TlsSource:
         places = [list(self.ranks).index(each) for each in ranks]
         rank = list(ranks).index(self.own_rank)
         return TlsBackend(self._mesh, int.from_bytes(digest[:8], "big"), places, rank)
+
+    def _keep(self, mesh: TlsMesh) -> None:
+        with self._lock:
+            if not self._given_up:
+                self._mesh = mesh
+                return
+        mesh.abort()
+        mesh.join()
 
     def give_back(self, backend: object) -> None:
         """The last lane ends the connections."""
@@ -63,13 +74,16 @@ class TlsSource:
             self._mesh.close()
 
     def abort(self) -> None:
-        if self._mesh is not None:
-            self._mesh.abort()
+        """Connections that are being made now are ended as soon as they are."""
+        with self._lock:
+            self._given_up, mesh = True, self._mesh
+        if mesh is not None:
+            mesh.abort()
 
     def clear(self) -> None:
         """End for good."""
+        self.abort()
         if self._mesh is not None:
-            self._mesh.abort()
             self._mesh.join()
 
 
