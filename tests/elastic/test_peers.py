@@ -16,7 +16,7 @@ import pytest
 from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.strangers import random_value
-from thinwire.elastic.handshake import Stranger, answer_door
+from thinwire.elastic.handshake import Stranger, answer_door, open_door
 from thinwire.elastic.joining import Joining
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
@@ -257,6 +257,33 @@ def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogC
     assert a.roster.membership.generation == 1
     told = [record for record in caplog.records if "refused a connection" in record.message]
     assert len(told) == 1, "one address, one line"
+
+
+@pytest.mark.parametrize("at_door", [True, False])
+def test_text_that_cannot_be_encoded_makes_a_stranger(at_door: bool) -> None:
+    """JSON may hold half a character; before, its error ended the thread that knocked or joined."""
+    me, (mine, theirs) = Member("w0", "127.0.0.1", 5), socket.socketpair()
+    proof = ["hello", me.to_json(), "0", "\ud800"] if at_door else ["welcome", me.to_json(), "\ud800"]
+    with theirs:
+        for message in ([] if at_door else [["thinwire", "0", 1]]) + [proof]:
+            theirs.sendall(json.dumps(message).encode() + b"\n")
+        with pytest.raises(Stranger):
+            open_door(mine, me, KEY, 1) if at_door else answer_door(mine, me, KEY)
+    assert mine.fileno() == -1
+
+
+def test_a_guest_who_has_gone_before_the_door_opens_holds_nobody_up(world: World) -> None:
+    (a,) = world.start(1)
+    called = threading.Event()
+
+    def accept() -> None:
+        a._channels._accept()  # select has said that somebody is there
+        called.set()
+
+    threading.Thread(target=accept, daemon=True).start()
+    held_up = not called.wait(2)
+    socket.create_connection(("127.0.0.1", a.me.port)).close()  # so that the thread ends in any case
+    assert not held_up
 
 
 def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(
