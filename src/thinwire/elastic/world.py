@@ -38,7 +38,7 @@ _log = logging.getLogger("thinwire")
 _starts = itertools.count()
 """Worlds that this process has started with others: where one store serves several, each has its own keys."""
 _LEAVES_S = 0.5
-"""For a joiner that has been refused to be gone, before the others connect anew."""
+"""For a joiner that has been refused, or gives up, to be gone before the others connect anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,11 @@ class World:
         return self._peers.me
 
     def connect(self) -> ProcessGroupLane:
-        """The lane of the next membership whose workers could all be connected."""
+        """The lane of the next membership whose workers could all be connected.
+
+        PeerLate if that takes longer than `timeout_s`; for a worker that has not trained yet, when somebody
+        cannot be connected.
+        """
         began_s = time.monotonic()
         while True:
             joined = self.membership is None
@@ -134,6 +138,13 @@ class World:
                 if isinstance(error, PeerDiffers):
                     self._blame_joiner(error)
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
+                continue
+            except PeerLate as error:
+                # one that froze just now, or a new one behind a firewall: the next membership is without it
+                if joined or time.monotonic() > began_s + self._timeout_s:
+                    raise
+                _log.warning("generation %d did not come about: %s", found.generation, error.message)
+                time.sleep(_LEAVES_S)
                 continue
             self.membership = found
             if self._moved_on(found.generation):  # before there was a lane to end

@@ -118,7 +118,11 @@ class Regrouper:
         began_s = time.monotonic()
         self._known = list(known)
         while True:
-            lane = self.world.connect()
+            try:
+                lane = self.world.connect()
+            except BaseException:
+                self.world.leave()  # else it would be a member that lives, and never trains
+                raise
             transport = Transport(lane, self.timeout_s)
             core = None
             try:
