@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -215,7 +216,7 @@ def test_a_worker_that_was_left_out_comes_back(world: World) -> None:
 
 
 def test_a_store_for_backends(world: World) -> None:
-    stores = [PeerStore(each, 1) for each in world.start(3)]
+    stores = [PeerStore(each, 1, "run") for each in world.start(3)]
     values: list[Any] = []
 
     def use(rank: int) -> None:
@@ -232,6 +233,24 @@ def test_a_store_for_backends(world: World) -> None:
     world.peers[1].stop()
     with pytest.raises(RuntimeError, match="generation 1 ended"):
         stores[0].get("never")
+
+
+def test_a_world_that_went_on_by_itself_does_not_publish_in_this_one(world: World) -> None:
+    """Both may be at the same generation, and hear each other again."""
+    a, b = world.start(2)
+    for each, lineage in ((a, "one"), (b, "other")):
+        each.start(Membership(2, (each.me,), lineage))
+    ours, theirs = PeerStore(a, 2, "one"), PeerStore(b, 2, "other")
+    theirs.set("control/0", "theirs")
+    b.publish(2, "seen", b"1")
+    assert a.published(2, ["seen"], SOON_S)
+    ours.set("control/0", "ours")
+    theirs.set("control/1", "theirs")
+    b.publish(2, "seen too", b"1")
+    assert a.published(2, ["seen too"], SOON_S)
+    assert ours.get("control/0") == b"ours"
+    with pytest.raises(RuntimeError, match=r"control/1 was not published within 0\.1 s"):
+        ours.wait(["control/1"], timedelta(seconds=0.1))
 
 
 def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:

@@ -190,7 +190,7 @@ class World:
     def _form(self, found: Membership) -> ProcessGroupLane:
         """Wait until the training of all members has come here, then connect."""
         peers, generation = self._peers, found.generation
-        store = PeerStore(peers, generation)
+        store = PeerStore(peers, generation, found.lineage)
         peers.publish(generation, f"ready/{self.me.id}", b"1")
         ready = [f"ready/{id_}" for id_ in found.ids]
         if peers.published(generation, ready, self._timeout_s) is None:
