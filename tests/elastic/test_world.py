@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import pytest
 import torch
 
 import thinwire as tw
+from tests.wire.tls import in_threads
+from tests.worlds import has_ipv6
 from thinwire.elastic import world as elastic_world
 from thinwire.elastic.keys import write_key
 from thinwire.elastic.world import Elastic, World
@@ -93,3 +96,21 @@ def test_who_cannot_join_leaves_nothing_behind(tmp_path: Path) -> None:
         time.sleep(0.02)
     assert threading.active_count() == threads
     assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+def test_a_world_may_be_on_ipv6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_key(tmp_path / "run.key")
+    monkeypatch.setattr(elastic_world, "_route_to", lambda addresses: "::1")
+    settings = Elastic(key_file=str(tmp_path / "run.key"))
+    first = World(settings, timeout_s=20, silence_s=3.0)
+    assert first.me.host == "::1"
+    first.connect()
+    new = World(replace(settings, join=[f"[::1]:{first.me.port}"]), timeout_s=20, silence_s=3.0)
+    deadline = time.monotonic() + 20
+    while len(first._peers.roster.reachable) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    first.drop(PeerLost("somebody joins"))
+    lanes = in_threads(lambda rank: (first, new)[rank].connect(), 2)
+    assert [lane.world_size for lane in lanes] == [2, 2]
+    in_threads(lambda rank: (first, new)[rank].close(), 2)

@@ -30,7 +30,7 @@ from thinwire.elastic.store import PeerStore
 from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
 from thinwire.wire.connect import connect_members
-from thinwire.wire.control import own_address
+from thinwire.wire.control import open_door, own_address
 from thinwire.wire.process_group import ProcessGroupLane
 from thinwire.wire.tls.files import Contexts
 
@@ -284,7 +284,7 @@ class World:
 
     def _open_door(self, address: str, name: str, key: bytes) -> PeerConnections:
         try:
-            door = socket.create_server((address, self._settings.own_port), backlog=128)
+            door = open_door(address, self._settings.own_port, backlog=128)
         except OSError as error:
             asked = self._settings.own_port
             raise SettingError(f"Elastic.port must be free on {address}, got {asked} ({error})") from error

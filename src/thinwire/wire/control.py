@@ -70,7 +70,7 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
     """Meet all others through the store, and tell each `about`; names who has not come after `timeout_s`."""
     token, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
     address = own_address(store)
-    with socket.create_server((address, 0), backlog=world_size) as door:
+    with open_door(address, backlog=world_size) as door:
         keys = [f"{prefix}control/{other}" for other in range(world_size)]
         store.set(keys[rank], json.dumps([address, door.getsockname()[1], token]))
         channels, abouts = dict[int, Channel](), {rank: about}
@@ -132,6 +132,12 @@ def own_address(store: Store) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+def open_door(address: str, port: int = 0, *, backlog: int) -> socket.socket:
+    """Listen at an address of this host, which `own_address` may have found to be one of IPv6."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=backlog)
 
 
 class Mesh:
