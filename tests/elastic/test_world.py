@@ -98,6 +98,26 @@ def test_who_cannot_join_leaves_nothing_behind(tmp_path: Path) -> None:
     assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
+def test_a_loss_after_the_optimizer_has_stepped_does_not_deal_the_batch_again() -> None:
+    """As in a sum over all workers, inside the step."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained: list[int] = []
+    with tw.attach(model, optimizer, tw.AllReduce(), elastic=True) as link:
+        sampler = link.sampler(6, batch_size=2)
+        for _ in link.epochs(1):
+            for step in link.each_step(sampler):
+                with step as batch:
+                    model(torch.ones(len(batch), 1)).sum().backward()
+                    optimizer.step()
+                    trained += batch
+                    if link.stats.steps == 2 and link.generation == 1:
+                        raise PeerLost("worker 1 is lost")
+                assert step.done
+        assert link.generation == 2
+    assert sorted(trained) == list(range(6))
+
+
 @pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
 def test_a_world_may_be_on_ipv6(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_key(tmp_path / "run.key")
