@@ -11,6 +11,7 @@ import ctypes
 import io
 import multiprocessing
 import os
+import socket
 import sys
 import threading
 import time
@@ -35,6 +36,15 @@ def fork_context() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.preloaded"])
     return context
+
+
+def has_ipv6() -> bool:
+    """Whether this host has an address of that kind."""
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def run_threads(world_size: int, worker: Callable[[LocalLane], T], timeout_s: float = HANGS_S) -> list[T]:

@@ -196,3 +196,16 @@ def test_batches_of_all_workers_together_keep_the_trajectory() -> None:
         with Workers(3, job, faults) as workers:
             stories.append(workers.stories([0, 2])[0])
     assert stories[0].steps == stories[1].steps == NUM_SAMPLES // 12
+
+
+def test_who_would_be_one_too_many_for_a_batch_leaves_and_the_others_go_on(tmp_path: Path) -> None:
+    """Before, every worker ended: none can have less than one sample of a batch of all together."""
+    job = Job(num_epochs=2, batch_size=2, fixed="global", step_s=0.05, key_file=make_key(tmp_path))
+    with Workers(2, job) as workers:
+        workers.wait_for(1, "step", 3)
+        new = workers.join(contact=1)
+        assert "batches of 2 samples for all workers together" in workers.wait_for(new, "error")[1]
+        stories = workers.stories([0, 1])
+    assert {story.world_size for story in stories} == {2}
+    assert len({story.digest for story in stories}) == 1
+    check_samples(stories, 2)

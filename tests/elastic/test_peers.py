@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from torch.distributed.distributed_c10d import PrefixStore
 
 from benchmarks.strangers import random_value
-from thinwire.elastic.handshake import Stranger, answer_door
+from thinwire.elastic.handshake import Stranger, answer_door, open_door
 from thinwire.elastic.joining import Joining
 from thinwire.elastic.membership import Member, Membership
 from thinwire.elastic.peers import PeerConnections
@@ -215,7 +216,7 @@ def test_a_worker_that_was_left_out_comes_back(world: World) -> None:
 
 
 def test_a_store_for_backends(world: World) -> None:
-    stores = [PeerStore(each, 1) for each in world.start(3)]
+    stores = [PeerStore(each, 1, "run") for each in world.start(3)]
     values: list[Any] = []
 
     def use(rank: int) -> None:
@@ -232,6 +233,24 @@ def test_a_store_for_backends(world: World) -> None:
     world.peers[1].stop()
     with pytest.raises(RuntimeError, match="generation 1 ended"):
         stores[0].get("never")
+
+
+def test_a_world_that_went_on_by_itself_does_not_publish_in_this_one(world: World) -> None:
+    """Both may be at the same generation, and hear each other again."""
+    a, b = world.start(2)
+    for each, lineage in ((a, "one"), (b, "other")):
+        each.start(Membership(2, (each.me,), lineage))
+    ours, theirs = PeerStore(a, 2, "one"), PeerStore(b, 2, "other")
+    theirs.set("control/0", "theirs")
+    b.publish(2, "seen", b"1")
+    assert a.published(2, ["seen"], SOON_S)
+    ours.set("control/0", "ours")
+    theirs.set("control/1", "theirs")
+    b.publish(2, "seen too", b"1")
+    assert a.published(2, ["seen too"], SOON_S)
+    assert ours.get("control/0") == b"ours"
+    with pytest.raises(RuntimeError, match=r"control/1 was not published within 0\.1 s"):
+        ours.wait(["control/1"], timedelta(seconds=0.1))
 
 
 def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogCaptureFixture) -> None:
@@ -257,6 +276,33 @@ def test_strangers_stay_out_and_disturb_nobody(world: World, caplog: pytest.LogC
     assert a.roster.membership.generation == 1
     told = [record for record in caplog.records if "refused a connection" in record.message]
     assert len(told) == 1, "one address, one line"
+
+
+@pytest.mark.parametrize("at_door", [True, False])
+def test_text_that_cannot_be_encoded_makes_a_stranger(at_door: bool) -> None:
+    """JSON may hold half a character; before, its error ended the thread that knocked or joined."""
+    me, (mine, theirs) = Member("w0", "127.0.0.1", 5), socket.socketpair()
+    proof = ["hello", me.to_json(), "0", "\ud800"] if at_door else ["welcome", me.to_json(), "\ud800"]
+    with theirs:
+        for message in ([] if at_door else [["thinwire", "0", 1]]) + [proof]:
+            theirs.sendall(json.dumps(message).encode() + b"\n")
+        with pytest.raises(Stranger):
+            open_door(mine, me, KEY, 1) if at_door else answer_door(mine, me, KEY)
+    assert mine.fileno() == -1
+
+
+def test_a_guest_who_has_gone_before_the_door_opens_holds_nobody_up(world: World) -> None:
+    (a,) = world.start(1)
+    called = threading.Event()
+
+    def accept() -> None:
+        a._channels._accept()  # select has said that somebody is there
+        called.set()
+
+    threading.Thread(target=accept, daemon=True).start()
+    held_up = not called.wait(2)
+    socket.create_connection(("127.0.0.1", a.me.port)).close()  # so that the thread ends in any case
+    assert not held_up
 
 
 def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(

@@ -24,7 +24,7 @@ from tests.wire.tls import SOON_S, backends, contexts, in_threads, make_certific
 from thinwire.errors import DataError, PeerDiffers, PeerLate
 from thinwire.wire.tls import backend, connection, files, meeting
 from thinwire.wire.tls.backend import TlsSource
-from thinwire.wire.tls.connection import DATA, DATA_UNOFFERED, OFFER, Frame
+from thinwire.wire.tls.connection import DATA, DATA_UNOFFERED, OFFER, Frame, Outgoing, Sender
 from thinwire.wire.tls.files import TLS, Contexts, load
 from thinwire.wire.tls.meeting import Door, meet
 from thinwire.wire.tls.mesh import TlsMesh
@@ -217,6 +217,30 @@ def test_who_ends_fails_what_others_wait_for(contexts: Contexts) -> None:
             anyone.wait(SOON_S)
 
 
+def test_what_is_sent_just_as_a_connection_ends_fails(contexts: Contexts) -> None:
+    """It had been granted before: between that and the sending thread, the connection ends."""
+    with meshes(2, contexts) as (a, b):
+        b.receive(torch.zeros(3), 0, 1, 5)
+        wait_until(lambda: a._grants)
+        sender = a._senders[1]
+        a._senders[1] = Late(sender, lambda: a._unreachable(1, "it broke"))  # type: ignore[assignment]
+        with pytest.raises(RuntimeError, match="it broke"):
+            a.send(torch.ones(3), 1, 1, 5).wait(SOON_S / 10)
+        a._senders[1] = sender
+
+
+class Late:
+    """A sender at whose door something else comes first."""
+
+    def __init__(self, sender: Sender, first: Callable[[], None]) -> None:
+        self.sender, self.first = sender, first
+        self.drop, self.abort, self.join = sender.drop, sender.abort, sender.join
+
+    def send(self, message: Outgoing) -> bool:
+        self.first()
+        return self.sender.send(message)
+
+
 def test_a_peer_that_breaks_the_rules_is_cut_off(contexts: Contexts) -> None:
     generator = random.Random(1)
     for kind in (DATA, 77):
@@ -383,7 +407,8 @@ def test_who_is_late_or_unreachable_is_named(contexts: Contexts) -> None:
 def test_two_certificates_do_not_meet(contexts: Contexts, tmp_path: Path) -> None:
     both, store = [contexts, load(make_certificate(tmp_path))], HashStore()
     with pytest.raises(PeerDiffers, match="do not accept each other's certificate"):
-        in_threads(lambda rank: meet(store, rank, 2, both[rank], SOON_S), 2)
+        # not for long: the other one may have left before it was asked for its certificate
+        in_threads(lambda rank: meet(store, rank, 2, both[rank], 5.0), 2)
 
 
 # -- the file -----------------------------------------------------------------------------------------

@@ -259,6 +259,7 @@ def test_a_stranger_finds_no_way_in() -> None:
         b"\n",
         b"{}\n",
         '["é", 1, []]\n'.encode(),
+        b'["\\ud800", 1, []]\n',  # half a character
         b"[" * control.LONGEST,
     ):
         with socket.create_connection((host, port)) as stranger:

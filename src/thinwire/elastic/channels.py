@@ -32,7 +32,7 @@ class Channels(Mapping[str, KeyedChannel]):
         self._selector = selectors.DefaultSelector()
         self._selector.register(door, selectors.EVENT_READ, self._accept)
         self._selector.register(self._woken, selectors.EVENT_READ, self._drain)
-        for end in (self._wake, self._woken):
+        for end in (door, self._wake, self._woken):  # whoever was at the door may have gone
             end.setblocking(False)
 
     def __getitem__(self, id_: str) -> KeyedChannel:

@@ -124,6 +124,9 @@ def open_door(connection: socket.socket, me: Member, key: bytes, generation: int
 def _closing_on_error(connection: socket.socket) -> Iterator[None]:
     try:
         yield
+    except ValueError as error:  # JSON may hold half a character, which cannot be encoded
+        connection.close()
+        raise Stranger("what it says makes no sense") from error
     except BaseException:
         connection.close()
         raise

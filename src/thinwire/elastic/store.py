@@ -6,6 +6,7 @@ whoever connects.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -19,9 +20,10 @@ _WAIT_S = 300.0
 class PeerStore(Store):
     """Keys and values of one generation. A value is published once and never changes."""
 
-    def __init__(self, peers: PeerConnections, generation: int) -> None:
+    def __init__(self, peers: PeerConnections, generation: int, lineage: str) -> None:
+        """`lineage`: a world that went on by itself may be at the same generation, and heard again."""
         super().__init__()
-        self._peers, self.generation = peers, generation
+        self._peers, self.generation, self._lineage = peers, generation, lineage
 
     @property
     def host(self) -> str:
@@ -30,7 +32,7 @@ class PeerStore(Store):
 
     def set(self, key: str, value: str | bytes) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)
-        self._peers.publish(self.generation, key, data)
+        self._peers.publish(self.generation, f"{self._lineage}/{key}", data)
 
     def get(self, key: str) -> bytes:
         return self._wait([key], _WAIT_S)[0]
@@ -43,7 +45,10 @@ class PeerStore(Store):
         return self
 
     def _wait(self, keys: Sequence[str], timeout_s: float) -> list[bytes]:
-        found = self._peers.published(self.generation, keys, timeout_s)
+        deadline = time.monotonic() + timeout_s
+        found = self._peers.published(self.generation, [f"{self._lineage}/{key}" for key in keys], timeout_s)
+        if found is None and time.monotonic() > deadline:
+            raise RuntimeError(f"{', '.join(keys)} was not published within {timeout_s:g} s")
         if found is None:
             raise RuntimeError(f"generation {self.generation} ended before all had published {keys[0]}")
         return found

@@ -30,7 +30,7 @@ from thinwire.elastic.store import PeerStore
 from thinwire.errors import PeerDiffers, PeerError, PeerLate, PeerLost, SettingError, check
 from thinwire.wire.backend import has_world, own_pools
 from thinwire.wire.connect import connect_members
-from thinwire.wire.control import own_address
+from thinwire.wire.control import open_door, own_address
 from thinwire.wire.process_group import ProcessGroupLane
 from thinwire.wire.tls.files import Contexts
 
@@ -38,7 +38,7 @@ _log = logging.getLogger("thinwire")
 _starts = itertools.count()
 """Worlds that this process has started with others: where one store serves several, each has its own keys."""
 _LEAVES_S = 0.5
-"""For a joiner that has been refused to be gone, before the others connect anew."""
+"""For a joiner that has been refused, or gives up, to be gone before the others connect anew."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,7 +120,11 @@ class World:
         return self._peers.me
 
     def connect(self) -> ProcessGroupLane:
-        """The lane of the next membership whose workers could all be connected."""
+        """The lane of the next membership whose workers could all be connected.
+
+        PeerLate if that takes longer than `timeout_s`; for a worker that has not trained yet, when somebody
+        cannot be connected.
+        """
         began_s = time.monotonic()
         while True:
             joined = self.membership is None
@@ -134,6 +138,13 @@ class World:
                 if isinstance(error, PeerDiffers):
                     self._blame_joiner(error)
                 _log.info("generation %d did not come about: %s", found.generation, error.message)
+                continue
+            except PeerLate as error:
+                # one that froze just now, or a new one behind a firewall: the next membership is without it
+                if joined or time.monotonic() > began_s + self._timeout_s:
+                    raise
+                _log.warning("generation %d did not come about: %s", found.generation, error.message)
+                time.sleep(_LEAVES_S)
                 continue
             self.membership = found
             if self._moved_on(found.generation):  # before there was a lane to end
@@ -179,7 +190,7 @@ class World:
     def _form(self, found: Membership) -> ProcessGroupLane:
         """Wait until the training of all members has come here, then connect."""
         peers, generation = self._peers, found.generation
-        store = PeerStore(peers, generation)
+        store = PeerStore(peers, generation, found.lineage)
         peers.publish(generation, f"ready/{self.me.id}", b"1")
         ready = [f"ready/{id_}" for id_ in found.ids]
         if peers.published(generation, ready, self._timeout_s) is None:
@@ -273,7 +284,7 @@ class World:
 
     def _open_door(self, address: str, name: str, key: bytes) -> PeerConnections:
         try:
-            door = socket.create_server((address, self._settings.own_port), backlog=128)
+            door = open_door(address, self._settings.own_port, backlog=128)
         except OSError as error:
             asked = self._settings.own_port
             raise SettingError(f"Elastic.port must be free on {address}, got {asked} ({error})") from error

@@ -26,7 +26,7 @@ from thinwire.engine.core import Core
 from thinwire.engine.parts import Part
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.transport import Transport
-from thinwire.errors import PeerDiffers, PeerError, PeerLost
+from thinwire.errors import PeerDiffers, PeerError, PeerLost, UsageError
 from thinwire.strategies.base import overrides
 from thinwire.wire.base import Lane
 
@@ -85,6 +85,8 @@ class _Facts:
     """Whether the last of them left all with one model."""
     mixed: bool
     """Whether workers may be at different places of the program."""
+    batch_size: int
+    """Of all workers together, which they must be able to share; 0 if each has one of its own."""
 
 
 @dataclass(slots=True)
@@ -118,7 +120,11 @@ class Regrouper:
         began_s = time.monotonic()
         self._known = list(known)
         while True:
-            lane = self.world.connect()
+            try:
+                lane = self.world.connect()
+            except BaseException:
+                self.world.leave()  # else it would be a member that lives, and never trains
+                raise
             transport = Transport(lane, self.timeout_s)
             core = None
             try:
@@ -186,7 +192,9 @@ class Regrouper:
         new = place is None or self.world.me.id != self._id
         mine: list[Any] = [self.world.me.id, new, self.synced, self._rank, steps, epoch, taken]
         calls = [self.calls.done, self.calls.averaged, self.calls.mixed]
-        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike, *calls])
+        sampler = self.sampler
+        batch_size = 0 if sampler is None or sampler.fixed == "worker" else sampler.batch_size
+        told = everyone.gather_objects([*mine, self._known, self.since, shared, alike, *calls, batch_size])
         return [_Facts(*each) for each in told]
 
     @staticmethod
@@ -199,7 +207,14 @@ class Regrouper:
         return agree and (each.synced, each.steps) != (giver.synced, giver.steps)
 
     def _check_joiners(self, facts: Sequence[_Facts], old: Sequence[_Facts]) -> None:
-        """A joiner with another model leaves with an error; the others go on without it."""
+        """A joiner with another model, or one too many for a batch, leaves with an error; the others go on
+        without it."""
+        if (most := max(each.batch_size for each in old)) and len(facts) > most:
+            extra = [each.id for each in facts if each.new][max(0, most - len(old)) :]
+            words = f"batches of {most} samples for all workers together cannot be shared by {len(facts)}"
+            if self.world.me.id in extra:
+                raise UsageError(f"this worker cannot join: {words}", hint="make batch_size larger")
+            raise PeerLost(f"{', '.join(extra)} must leave: {words}")
         wrong = [each for each in facts if each.new and each.alike != old[0].alike]
         if not wrong:
             return

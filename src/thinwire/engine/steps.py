@@ -94,12 +94,15 @@ class Step:
     def __init__(self, loop: ElasticLoop, batch: Any) -> None:
         self._loop, self._batch = loop, batch
         self.entered = False
+        self._before = 0
+        """Steps that were done when this one began."""
         self.done = False
         """Whether it was trained on."""
 
     def __enter__(self) -> Any:
         loop = self._loop
         self.entered = loop.caller.in_step = True
+        self._before = loop.link.steps
         if loop.journal.is_open:
             self._note("step", indices=loop.sampler.current())
         weight = loop.sampler.weight
@@ -110,7 +113,8 @@ class Step:
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         loop = self._loop
         loop.caller.in_step = False
-        if error is None:
+        # the workers may change when the optimizer has stepped, in a call of all together
+        if error is None or (isinstance(error, PeerLost) and loop.link.steps > self._before):
             self.done = True
             if loop.journal.is_open:
                 self._note("done")

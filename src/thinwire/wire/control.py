@@ -70,7 +70,7 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
     """Meet all others through the store, and tell each `about`; names who has not come after `timeout_s`."""
     token, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
     address = own_address(store)
-    with socket.create_server((address, 0), backlog=world_size) as door:
+    with open_door(address, backlog=world_size) as door:
         keys = [f"{prefix}control/{other}" for other in range(world_size)]
         store.set(keys[rank], json.dumps([address, door.getsockname()[1], token]))
         channels, abouts = dict[int, Channel](), {rank: about}
@@ -79,8 +79,9 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
                 store.wait([keys[other]], timedelta(seconds=max(0.01, deadline - time.monotonic())))
                 host, port, theirs = json.loads(store.get(keys[other]))
                 each = socket.create_connection((host, port), timeout=max(0.01, deadline - time.monotonic()))
+                channels[other] = Channel(other, each)
                 each.sendall(json.dumps([theirs, rank, about]).encode() + b"\n")
-                channels[other], abouts[other] = Channel(other, each), _read_hello(each)[2]
+                abouts[other] = _read_hello(each)[2]
             while len(channels) < world_size - 1:
                 door.settimeout(max(0.01, deadline - time.monotonic()))
                 each, _ = door.accept()
@@ -88,16 +89,17 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
                     theirs, other, said = _read_hello(each)
                 except (OSError, ValueError, TypeError, RecursionError):
                     theirs, other, said = "", -1, []
-                known = hmac.compare_digest(str(theirs).encode(), token.encode())
+                # JSON may hold half a character, which cannot be encoded
+                known = hmac.compare_digest(str(theirs).encode(errors="replace"), token.encode())
                 if known and other in range(rank + 1, world_size):
                     each.sendall(json.dumps(["", rank, about]).encode() + b"\n")
                     channels[other], abouts[other] = Channel(other, each), said
                 else:
                     each.close()  # a stranger
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, ValueError, TypeError) as error:  # what is there may be no worker
             for channel in channels.values():
                 channel.socket.close()
-            absent = sorted(set(range(world_size)) - set(channels) - {rank})
+            absent = sorted(set(range(world_size)) - set(abouts))
             waited_s = timeout_s + min(0.0, time.monotonic() - deadline)
             raise PeerLate(
                 f"worker {rank} has waited {round(waited_s, 1):g} s for workers {absent} to attach",
@@ -130,6 +132,12 @@ def own_address(store: Store) -> str:
             return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
+
+
+def open_door(address: str, port: int = 0, *, backlog: int) -> socket.socket:
+    """Listen at an address of this host, which `own_address` may have found to be one of IPv6."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family, backlog=backlog)
 
 
 class Mesh:

@@ -77,7 +77,7 @@ class Sender:
         self._lanes: OrderedDict[int, deque[Outgoing]] = OrderedDict()
         self._current: Outgoing | None = None
         """Of which a part is being written."""
-        self._ending = False
+        self._ending = self._dropped = False
         self._sent_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"thinwire-tls-to-{name}", daemon=True)
         self._thread.start()
@@ -87,10 +87,14 @@ class Sender:
             self._frames.append(frame.pack())
             self._changed.notify()
 
-    def send(self, message: Outgoing) -> None:
+    def send(self, message: Outgoing) -> bool:
+        """False if it comes too late: what was there has been dropped."""
         with self._changed:
+            if self._dropped:
+                return False
             self._lanes.setdefault(message.frame.lane, deque()).append(message)
             self._changed.notify()
+            return True
 
     def end(self) -> None:
         """Say good-bye when all is sent."""
@@ -99,8 +103,9 @@ class Sender:
             self._changed.notify()
 
     def drop(self) -> list[Work]:
-        """Forget what is not sent; the works of it."""
+        """Forget what is not sent, and take nothing more; the works of it."""
         with self._changed:
+            self._dropped = True
             messages = [message for each in self._lanes.values() for message in each]
             messages += [self._current] if self._current is not None else []
             self._lanes = OrderedDict()

@@ -21,7 +21,7 @@ from datetime import timedelta
 from torch.distributed.distributed_c10d import Store
 
 from thinwire.errors import PeerDiffers, PeerError, PeerLate
-from thinwire.wire.control import LONGEST, own_address, parse
+from thinwire.wire.control import LONGEST, open_door, own_address, parse
 from thinwire.wire.tls.files import Contexts
 from thinwire.wire.tls.mesh import TlsMesh
 
@@ -49,7 +49,7 @@ class Door:
     """Of this meeting: another run, or an earlier meeting, with the same certificate has another one."""
 
     def __post_init__(self) -> None:
-        self._socket = socket.create_server((self.address, 0), backlog=128)
+        self._socket = open_door(self.address, backlog=128)
         self.port: int = self._socket.getsockname()[1]
         self.came: dict[int, ssl.SSLSocket] = {}
         self.changed = threading.Condition()

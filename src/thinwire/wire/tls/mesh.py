@@ -140,7 +140,9 @@ class TlsMesh:
         if size != len(place):
             work.fail(RuntimeError(f"a worker sends {len(place)} bytes where the other expects {size}"))
             return
-        self._senders[key.peer].send(Outgoing(place, Frame(kind, key.tag, key.lane, number), work))
+        message = Outgoing(place, Frame(kind, key.tag, key.lane, number), work)
+        if not self._senders[key.peer].send(message):
+            self._fail([work], f"the connection to the worker has ended: {self._gone.get(key.peer)}")
 
     # -- what connections tell ------------------------------------------------------------------------
 
