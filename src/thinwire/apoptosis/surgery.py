@@ -113,9 +113,9 @@ def fold_tensors(tensors: Mapping[str, Tensor], removal: Removal) -> dict[str, T
         exact = torch.promote_types(weight.dtype, torch.float32)
         gone = weight[:, columns[removal.dropped]].to(exact)  # outputs, neurons, columns of each, kernel
         factors = each.coefficients.to(weight.device, exact)
-        folded = weight.clone()
-        folded[:, columns[removal.kept]] += torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype)
-        changed[consumer.weight] = folded
+        more = torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype).flatten(1, 2)
+        kept = columns[removal.kept].flatten().to(weight.device)
+        changed[consumer.weight] = weight.index_add(1, kept, more)
         if each.constants.any():
             constants = each.constants.to(weight.device, exact)
             shift = torch.einsum("od...,d->o...", gone, constants).flatten(1).sum(1)
