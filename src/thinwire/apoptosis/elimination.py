@@ -54,6 +54,8 @@ class _Consumer:
 
     matrix: Tensor
     """All of S, also when some are gone."""
+    whole_inverse: Tensor
+    """All of S^-1."""
     inverse: Tensor
     """With a last row and column for the constant 1, where it can be folded."""
     gram: Tensor
@@ -204,7 +206,7 @@ def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Con
         return None
     matrix, factor, ridge = found
     inverse, gram = torch.cholesky_inverse(factor), data @ data.T
-    return _Consumer(matrix, inverse, gram, moments.variance, moments.rows, ridge)
+    return _Consumer(matrix, inverse, inverse, gram, moments.variance, moments.rows, ridge)
 
 
 def _choose(
@@ -234,6 +236,8 @@ def _choose(
         gone, stay = (~stays).nonzero().flatten(), stays.nonzero().flatten()
         order += left[gone].tolist()
         left, width = left[stay], width - len(gone)
+        if width <= min_width or not len(left):
+            break
         takeovers = [view.without(gone, stay) for view in views]
         after = zip(views, takeovers, strict=True)
         if not _some_fit(
@@ -271,9 +275,12 @@ def _solve(view: _Consumer, kept: Tensor, dropped: Tensor) -> Fold:
     """What those that stay take over; a row and column of S more than neurons stands for the constant 1."""
     matrix, count = view.matrix, len(kept) + len(dropped)
     base = torch.cat([kept, torch.arange(count, len(matrix))])
-    factor = torch.linalg.cholesky_ex(_square(matrix, base)).L
-    crossed = matrix.index_select(0, dropped).index_select(1, base)
-    solved = torch.cholesky_solve(crossed.T, factor).T
+    if len(dropped) < len(base):  # the smaller system: with P = S^-1, S_dk S_kk^-1 = -P_dd^-1 P_dk
+        factor = torch.linalg.cholesky_ex(_square(view.whole_inverse, dropped)).L
+        solved = -torch.cholesky_solve(_select(view.whole_inverse, dropped, base), factor)
+    else:
+        factor = torch.linalg.cholesky_ex(_square(matrix, base)).L
+        solved = torch.cholesky_solve(_select(matrix, base, dropped), factor).T
     constants = len(matrix) > count
     offsets = solved[:, -1].clone() if constants else torch.zeros(len(dropped), dtype=torch.float64)
     return Fold(coefficients=solved[:, : len(kept)].contiguous(), constants=offsets)

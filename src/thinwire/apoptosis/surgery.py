@@ -63,7 +63,18 @@ class Removal:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    """Buffers, then parameters, by the names that `named_buffers` and `named_parameters` give them: in one
+    walk, since an event asks dozens of times."""
+    buffers, parameters = dict[str, Tensor](), dict[str, Tensor]()
+    seen = set[int]()
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for held, found in ((module._buffers, buffers), (module._parameters, parameters)):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[start + name] = tensor
+    return buffers | parameters
 
 
 def kept_indices(model: nn.Module, removals: Iterable[Removal]) -> Kept:
