@@ -66,8 +66,9 @@ def ends(run: Run, other: Run) -> tuple[dict[str, float], dict[str, float]]:
 
 
 def table(runs: list[Run]) -> list[dict[str, Any]]:
+    """A row for each problem and method, without trainings that have failed."""
     rows = []
-    runs = [run for run in runs if run.curve]
+    runs = [run for run in runs if run.curve and not run.failed]
     for name in dict.fromkeys(run.problem for run in runs):
         own = [run for run in runs if run.problem == name]
         base = {run.seed: run for run in own if run.method == "none"}
@@ -221,7 +222,7 @@ def show(runs: list[Run]) -> None:
             " ".join(f"{faster:.2f}x" for faster in row["step_faster"] if faster) or "-",
         )
         for why in filter(None, row["unfinished"]):
-            note(f"{row['problem']} {row['method']} is unfinished: {why.splitlines()[-1]}")
+            note(f"{row['problem']} {row['method']} is unfinished: {why}")
 
 
 if __name__ == "__main__":

@@ -141,6 +141,8 @@ class Run:
     """Its bootstrap interval, 95 %, where it is an AUC."""
     unfinished: str = ""
     """Why it ended before its last step; empty: it did not."""
+    failed: bool = False
+    """It ended with an error."""
     step_s: tuple[float, float] | None = None
     """On a GPU: a step of the network as it was built, and of what is left, without a link; timed by turns,
     so that other work on the GPU slows both."""
@@ -332,7 +334,7 @@ def train(work: Work, folder: Path, device: torch.device) -> Run:
         if device.type == "cuda":
             run.step_s = time_steps(work, trainer.model, samples, device)
     except Exception:  # noqa: BLE001 (what has been measured until here is written)
-        run.unfinished = traceback.format_exc()
+        run.unfinished, run.failed = traceback.format_exc(), True
         note(f"{work.problem} {work.method} seed {seed}: {run.unfinished}")
     run.parameters = (full, count(trainer.model))
     run.steps = trainer.done

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -60,17 +62,31 @@ def test_calls_that_differ_are_left_alone() -> None:
 
 
 def precisions() -> list[str]:
-    cudnn = torch.backends.cudnn
-    newer = [getattr(cudnn, name) for name in ("conv", "rnn") if hasattr(cudnn, name)]
-    return [*(each.fp32_precision for each in newer), torch.get_float32_matmul_precision()]
+    return [torch._C._get_fp32_precision_getter("cuda", operation) for operation in ("conv", "rnn", "matmul")]
 
 
-def test_results_are_compared_in_full_precision_and_the_users_choice_comes_back() -> None:
-    torch.set_float32_matmul_precision("high")
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cudnn, "conv"), reason="torch 2.8 has the older switches alone"
+)
+@pytest.mark.parametrize("newer", [False, True])
+def test_results_are_compared_in_full_precision_and_the_users_choice_comes_back(newer: bool) -> None:
+    cuda: Any = torch.backends.cuda
+    cudnn: Any = torch.backends.cudnn
+    before = precisions()
     try:
-        before = precisions()
+        if newer:
+            cudnn.conv.fp32_precision, cudnn.rnn.fp32_precision = "ieee", "tf32"
+            cuda.matmul.fp32_precision = "tf32"
+        else:
+            torch.set_float32_matmul_precision("high")
+        chosen = precisions()
+        assert "tf32" in chosen
         with full_precision():
-            assert set(precisions()) <= {"ieee", "highest"}
-        assert precisions() == before
+            assert "tf32" not in precisions()
+            if not newer:
+                assert not cudnn.allow_tf32, "code of a model may ask for it"
+        assert precisions() == chosen
     finally:
+        for operation, precision in zip(("conv", "rnn", "matmul"), before, strict=True):
+            torch._C._set_fp32_precision_setter("cuda", operation, precision)
         torch.set_float32_matmul_precision("highest")

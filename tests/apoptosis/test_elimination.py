@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from tests.apoptosis.networks import KINDS, make
 from thinwire.apoptosis.calls import Call
-from thinwire.apoptosis.elimination import eliminate
+from thinwire.apoptosis.elimination import _Consumer, _solve, eliminate
 from thinwire.apoptosis.moments import empty_table, measure
 from thinwire.apoptosis.proof import prove
 from thinwire.apoptosis.surgery import Removal, cut, fold, kept_indices
@@ -124,3 +124,36 @@ def test_neurons_that_are_all_alike_go_in_single_precision_too() -> None:
     shrink(model, train, 1e-2)
     assert len(model.get_parameter("0.weight")) < 15
     assert float((model(test).detach() - expected).norm() / expected.norm()) < 2e-2
+
+
+@pytest.mark.parametrize("constants", [True, False])
+def test_costs_after_a_takeover_are_known_before_it_is_made(constants: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(200, 30 + constants, generator=generator, dtype=torch.float64)
+    matrix, weights = rows.T @ rows, torch.randn(30, 7, generator=generator, dtype=torch.float64)
+    inverse = torch.linalg.inv(matrix)
+    view = _Consumer(matrix, inverse, inverse, weights @ weights.T, 1.0, 200.0, 1e-6)
+    gone = torch.tensor([3, 4, 20])
+    stay = torch.tensor([number for number in range(30) if number not in gone])
+    takeover = view.without(gone, stay)
+    expected = view.costs_after(takeover, 27)
+    view.take_over_(takeover)
+    assert torch.allclose(view.costs(27), expected, rtol=1e-10)
+    kept = torch.cat([stay, torch.arange(30, 30 + constants)])
+    left = matrix[kept[:, None], kept]
+    assert torch.allclose(view.inverse, torch.linalg.inv(left), rtol=1e-8)
+
+
+@pytest.mark.parametrize("num_gone", [3, 25])
+@pytest.mark.parametrize("constants", [True, False])
+def test_neurons_are_made_up_for_by_least_squares(num_gone: int, constants: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.randn(200, 30 + constants, generator=generator, dtype=torch.float64)
+    matrix = rows.T @ rows
+    inverse = torch.linalg.inv(matrix)
+    view = _Consumer(matrix, inverse, inverse, torch.eye(30), 1.0, 200.0, 1e-6)
+    kept, dropped = torch.arange(num_gone, 30), torch.arange(num_gone)
+    fold = _solve(view, kept, dropped)
+    expected = torch.linalg.lstsq(rows[:, num_gone:], rows[:, :num_gone]).solution.T
+    assert torch.allclose(fold.coefficients, expected[:, : len(kept)], rtol=1e-9, atol=1e-12)
+    assert torch.allclose(fold.constants, expected[:, -1] if constants else torch.zeros(1).double())

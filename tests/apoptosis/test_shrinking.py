@@ -194,7 +194,8 @@ def test_a_module_that_is_never_called_is_named(caplog: pytest.LogCaptureFixture
     )
 
 
-def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("every", [20, 100])
+def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPatch, every: int) -> None:
     seen = list[list[float]]()
 
     def look(model: nn.Module, groups: object, calls: Sequence[Call]) -> dict[Any, Any]:
@@ -203,15 +204,16 @@ def test_an_event_looks_at_the_last_calls_before_it(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(agreement, "measure", look)
     model, optimizer = parts()
-    settings = tw.Apoptosis(mode="aggressive", every=20, start=20)
+    settings = tw.Apoptosis(mode="aggressive", every=every, start=every)
     with tw.attach(model, optimizer, tw.AllReduce(), apoptosis=settings):
-        for step in range(1, 61):
-            x = torch.full((64, 8), float(step), dtype=torch.float64)
+        for step in range(1, 3 * every + 1):
+            # the size of a batch may change: it is noticed some steps before an event
+            x = torch.full((256 if step < every - 30 else 64, 8), float(step), dtype=torch.float64)
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-    assert seen[0] == list(range(21 - len(seen[0]), 21))
-    assert seen[1] == list(range(41 - len(seen[1]), 41))
+    assert seen[0] == list(range(every + 1 - len(seen[0]), every + 1))
+    assert seen[1] == list(range(2 * every + 1 - len(seen[1]), 2 * every + 1))
     assert [len(steps) * 64 for steps in seen] == [512, 512], "two samples for each of 256 neurons"
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -117,30 +119,40 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 def full_precision() -> Iterator[None]:
     """In here GPUs multiply float32 in all of its bits. TF32, which convolutions use by default, keeps 10 of
     23: one neuron less takes another kernel, and results differ by more than they may when compared."""
-    names = [name for name in ("conv", "rnn") if hasattr(torch.backends.cudnn, name)]  # since torch 2.9
-    switches = [getattr(torch.backends.cudnn, name) for name in names]
-    tf32 = not switches and torch.backends.cudnn.allow_tf32
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch prefers its newer switches; but see _without_tf32
+        undo = _without_tf32()
     try:
-        before = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to tell if the newer switch was used
-        before = "highest"
-        switches.append(torch.backends.cuda.matmul)
-    found = [switch.fp32_precision for switch in switches]
-    try:
-        for switch in switches:
-            switch.fp32_precision = "ieee"
-        if tf32:
-            torch.backends.cudnn.allow_tf32 = False
-        if before != "highest":
-            torch.set_float32_matmul_precision("highest")
         yield
     finally:
-        for switch, precision in zip(switches, found, strict=True):
-            switch.fp32_precision = precision
-        if tf32:
-            torch.backends.cudnn.allow_tf32 = True
-        if before != "highest":
-            torch.set_float32_matmul_precision(before)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for each in undo:
+                each()
+
+
+def _without_tf32() -> list[Callable[[], None]]:
+    """Torch has two sets of switches. Where the newer one was used, reading the older one raises; so it is
+    used only if the user has done so."""
+    cudnn: Any = torch.backends.cudnn
+    undo = list[Callable[[], None]]()
+
+    def switch(owner: Any, name: str, value: object) -> None:
+        undo.append(partial(setattr, owner, name, getattr(owner, name)))
+        setattr(owner, name, value)
+
+    try:
+        switch(cudnn, "allow_tf32", False)
+    except RuntimeError:
+        for part in (cudnn.conv, cudnn.rnn):
+            switch(part, "fp32_precision", "ieee")
+    try:
+        if (before := torch.get_float32_matmul_precision()) != "highest":
+            torch.set_float32_matmul_precision("highest")
+            undo.append(partial(torch.set_float32_matmul_precision, before))
+    except RuntimeError:
+        switch(torch.backends.cuda.matmul, "fp32_precision", "ieee")
+    return undo
 
 
 def tensors_in(value: Any, depth: int = 4) -> Iterator[Tensor]:

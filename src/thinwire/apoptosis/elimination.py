@@ -33,12 +33,29 @@ TWIN = 100.0
 """Times the ridge: what the others leave of a neuron that has a duplicate, at most."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Takeover:
+    """What neurons that go leave to those that stay; the largest products are still to be made."""
+
+    stay: Tensor
+    rows: Tensor
+    """Those that stay, and the constant."""
+    columns: Tensor
+    """Of S^-1: rows that stay, columns that go."""
+    solved: Tensor
+    factors: Tensor
+    crossed: Tensor
+    """Times the factors, and with its transpose: what B gets more."""
+
+
 @dataclass(slots=True)
 class _Consumer:
     """One consumer's view of the neurons that are left: the inverse of S, and B = a^T a over its outputs."""
 
     matrix: Tensor
     """All of S, also when some are gone."""
+    whole_inverse: Tensor
+    """All of S^-1."""
     inverse: Tensor
     """With a last row and column for the constant 1, where it can be folded."""
     gram: Tensor
@@ -60,13 +77,15 @@ class _Consumer:
 
     def costs(self, width: int) -> Tensor:
         """The relative squared error of the output if each neuron went now."""
-        free = self.inverse.diagonal()[: len(self.gram)].clamp_min(SMALLEST)
-        return self.gram.diagonal() / free * self.scale(width)
+        return self._costs(self.gram.diagonal(), self.inverse.diagonal()[: len(self.gram)], width)
+
+    def _costs(self, grams: Tensor, inverses: Tensor, width: int) -> Tensor:
+        return grams / inverses.clamp_min(SMALLEST) * self.scale(width)
 
     def costs_in_order(self, chosen: Tensor, width: int) -> Tensor:
         """The same if these go one after another: with C C^T the part of S^-1, rows of C^-1 are what each
         leaves of those before it."""
-        gram = _square(self.gram, chosen)
+        gram = _square(self.gram, chosen).double()
         lower = torch.linalg.cholesky_ex(_square(self.inverse, chosen)).L
         rows = torch.linalg.solve_triangular(lower, torch.eye(len(chosen), dtype=gram.dtype), upper=False)
         costs: Tensor = ((rows @ gram) * rows).sum(1)
@@ -77,22 +96,43 @@ class _Consumer:
         rows = self._with_constant(stay)
         self.inverse, self.gram = _square(self.inverse, rows), _square(self.gram, stay)
 
-    def eliminate_(self, gone: Tensor, stay: Tensor) -> None:
-        """The others take over what these neurons have contributed."""
+    def without(self, gone: Tensor, stay: Tensor) -> _Takeover:
+        """How the others take over what these neurons have contributed."""
         rows = self._with_constant(stay)
-        columns = self.inverse[:, gone][rows]
+        columns = _select(self.inverse, rows, gone)
         solved = torch.linalg.solve(_square(self.inverse, gone), columns.T)
-        self.inverse = _square(self.inverse, rows).addmm_(columns, solved, alpha=-1.0)
-        factors = -solved[:, : len(stay)].T  # what of each neuron that goes the others take over
-        crossed = self.gram[:, gone][stay].addmm_(factors, _square(self.gram, gone), alpha=0.5) @ factors.T
-        self.gram = _square(self.gram, stay).add_(crossed).add_(crossed.T)
+        # what of each neuron that goes the others take over
+        factors = -solved[:, : len(stay)].T.to(self.gram.dtype)
+        crossed = _select(self.gram, stay, gone)
+        crossed.addmm_(factors, _square(self.gram, gone), alpha=0.5)
+        return _Takeover(stay, rows, columns, solved, factors, crossed)
+
+    def costs_after(self, takeover: _Takeover, width: int) -> Tensor:
+        """The costs of those that stay, without the rest of what `take_over_` computes."""
+        stay, count = takeover.stay, len(takeover.stay)
+        less = (takeover.columns[:count] * takeover.solved[:, :count].T).sum(1)
+        more = (takeover.crossed * takeover.factors).sum(1)
+        inverses = self.inverse.diagonal()[stay] - less
+        return self._costs(self.gram.diagonal()[stay] + 2.0 * more, inverses, width)
+
+    def take_over_(self, takeover: _Takeover) -> None:
+        """Go on without them."""
+        self.inverse = _square(self.inverse, takeover.rows)
+        self.inverse.addmm_(takeover.columns, takeover.solved, alpha=-1.0)
+        crossed = takeover.crossed @ takeover.factors.T
+        self.gram = _square(self.gram, takeover.stay).add_(crossed).add_(crossed.T)
 
     def _with_constant(self, stay: Tensor) -> Tensor:
         return torch.cat([stay, torch.arange(len(self.gram), len(self.inverse))])
 
 
-def _square(matrix: Tensor, chosen: Tensor) -> Tensor:
-    return matrix.index_select(0, chosen).index_select(1, chosen)
+def _square(symmetric: Tensor, chosen: Tensor) -> Tensor:
+    return _select(symmetric, chosen, chosen)
+
+
+def _select(symmetric: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Copying whole rows, twice, is faster than picking numbers from each."""
+    return symmetric.index_select(0, columns).T.index_select(0, rows)
 
 
 def eliminate(
@@ -120,7 +160,8 @@ def eliminate(
     gone[order] = True
     kept, dropped = (~gone).nonzero().flatten(), gone.nonzero().flatten()
     folds = {weight: _solve(view, kept, dropped) for weight, view in zip(views, found, strict=True)}
-    causes = Counter("dead" if dead[neuron] else "made up for by others" for neuron in dropped.tolist())
+    num_dead = int(dead[dropped].sum())
+    causes = +Counter({"dead": num_dead, "made up for by others": len(dropped) - num_dead})
     if exact[dropped].any():
         means = {weight: each.mean[exact] for weight, each in moments.items()}
         named = _exact_causes(model, group.pick(exact.nonzero().flatten()), means, gone[exact])
@@ -143,12 +184,12 @@ def _takes_constants(group: Group, weight: str) -> bool:
 
 
 def _factored(second: Tensor, constants: bool) -> tuple[Tensor, Tensor, float] | None:
-    """S with a ridge, its Cholesky factor, and the ridge."""
-    plain = second if constants else second[:-1, :-1]
-    count, mean = len(second) - 1, float(second.diagonal()[:-1].mean())
+    """S with a ridge, which may be `second` itself, its Cholesky factor, and the ridge."""
+    matrix = second if constants else second[:-1, :-1].clone()
+    squares = second.diagonal()[:-1].clone()
+    mean = float(squares.mean())
     for ridge in RIDGES:
-        matrix = plain.clone()
-        matrix.diagonal()[:count] += ridge * mean + 1e-30
+        torch.add(squares, ridge * mean + 1e-30, out=matrix.diagonal()[: len(squares)])
         factor, info = torch.linalg.cholesky_ex(matrix)
         if not int(info):
             return matrix, factor, ridge * mean
@@ -164,8 +205,8 @@ def _view(model: nn.Module, group: Group, weight: str, moments: Moments) -> _Con
     if found is None or moments.variance <= 0.0:
         return None
     matrix, factor, ridge = found
-    inverse, gram = torch.cholesky_inverse(factor), (data @ data.T).double()
-    return _Consumer(matrix, inverse, gram, moments.variance, moments.rows, ridge)
+    inverse, gram = torch.cholesky_inverse(factor), data @ data.T
+    return _Consumer(matrix, inverse, inverse, gram, moments.variance, moments.rows, ridge)
 
 
 def _choose(
@@ -194,10 +235,23 @@ def _choose(
         stays[chosen] = False
         gone, stay = (~stays).nonzero().flatten(), stays.nonzero().flatten()
         order += left[gone].tolist()
-        for view in views:
-            view.eliminate_(gone, stay)
         left, width = left[stay], width - len(gone)
+        if width <= min_width or not len(left):
+            break
+        takeovers = [view.without(gone, stay) for view in views]
+        after = zip(views, takeovers, strict=True)
+        if not _some_fit(
+            torch.stack([view.costs_after(each, width) for view, each in after]), budget - spent
+        ):
+            break
+        for view, takeover in zip(views, takeovers, strict=True):
+            view.take_over_(takeover)
     return order, float(spent.max())
+
+
+def _some_fit(costs: Tensor, budgets: Tensor) -> bool:
+    """Whether the cheapest neuron is within what is left to every consumer."""
+    return costs.shape[1] > 0 and bool((costs[:, costs.amax(0).argmin()] <= budgets).all())
 
 
 def _choose_in_block(
@@ -221,9 +275,12 @@ def _solve(view: _Consumer, kept: Tensor, dropped: Tensor) -> Fold:
     """What those that stay take over; a row and column of S more than neurons stands for the constant 1."""
     matrix, count = view.matrix, len(kept) + len(dropped)
     base = torch.cat([kept, torch.arange(count, len(matrix))])
-    factor = torch.linalg.cholesky_ex(_square(matrix, base)).L
-    crossed = matrix.index_select(0, dropped).index_select(1, base)
-    solved = torch.cholesky_solve(crossed.T, factor).T
+    if len(dropped) < len(base):  # the smaller system: with P = S^-1, S_dk S_kk^-1 = -P_dd^-1 P_dk
+        factor = torch.linalg.cholesky_ex(_square(view.whole_inverse, dropped)).L
+        solved = -torch.cholesky_solve(_select(view.whole_inverse, dropped, base), factor)
+    else:
+        factor = torch.linalg.cholesky_ex(_square(matrix, base)).L
+        solved = torch.cholesky_solve(_select(matrix, base, dropped), factor).T
     constants = len(matrix) > count
     offsets = solved[:, -1].clone() if constants else torch.zeros(len(dropped), dtype=torch.float64)
     return Fold(coefficients=solved[:, : len(kept)].contiguous(), constants=offsets)

@@ -143,6 +143,15 @@ def _sequence(given: Tensor, result: Tensor) -> tuple[Tensor, Tensor]:
     return given.flatten(0, -2)[..., None], result.flatten(0, -2)[..., None]
 
 
+def _squared(rows: Tensor) -> Tensor:
+    """rows^T rows: a quarter of it is a copy, since it is symmetric."""
+    half, found = rows.shape[1] // 2, rows.new_empty(rows.shape[1], rows.shape[1])
+    torch.mm(rows[:, :half].T, rows, out=found[:half])
+    torch.mm(rows[:, half:].T, rows[:, half:], out=found[half:, half:])
+    found[half:, :half] = found[:half, half:].T
+    return found
+
+
 class _Watch:
     """A hook that adds what one consumer reads to its moments."""
 
@@ -152,6 +161,7 @@ class _Watch:
         self._moments, self._read = moments, read
         self._most_rows = MOST_ROWS * max(FEWEST_NEURONS, len(columns)) // num_calls
         self._columns = columns.to(next(module.parameters()).device)
+        self._all_in_order = columns.equal(torch.arange(len(columns))[:, None])
         self._kernel = module.get_parameter("weight")[0, 0].numel() if hasattr(module, "weight") else 1
         self._recurs = isinstance(module, nn.RNNBase)
         self._waiting: list[Tensor] = []
@@ -162,24 +172,29 @@ class _Watch:
         given = args[0] if args else next(iter(kwargs.values()))
         inputs, outputs = self._read(given.detach(), result)
         width, places = self._columns.shape[0], inputs.shape[-1]
-        chosen = inputs[:, self._columns]  # samples, neurons, columns of each, places
+        # samples, neurons, columns of each, places
+        whole = self._all_in_order and inputs.shape[1] == width
+        chosen = inputs.unsqueeze(2) if whole else inputs[:, self._columns]
         rows = chosen.movedim(1, -1).reshape(-1, width)  # neurons, then all places of all samples
         taken = len(rows) // max(1, self._most_rows) | 1  # odd, so as not to follow the rows of images
-        rows = rows[::taken].to(torch.promote_types(rows.dtype, torch.float32))
+        rows = rows[::taken]
         # sums over columns of a neuron and taps of the kernel; a mean over the places of an image
         counts = (taken * self._kernel / (places if self._kernel > 1 or places > 1 else 1)) ** 0.5
         if self._recurs and given.dim() == 3:
             # an error stays in the state: those of all moments add up, as independent ones do
             counts *= given.shape[1 if module.batch_first else 0] ** 0.5
-        self._waiting.append(torch.cat([rows * counts, rows.new_full((len(rows), 1), counts)], dim=1))
+        exact = torch.promote_types(rows.dtype, torch.float32)
+        kept = torch.full((len(rows), width + 1), counts, dtype=exact, device=rows.device)
+        torch.mul(rows.to(exact), counts, out=kept[:, :-1])
+        self._waiting.append(kept)
         self._moments.rows += len(rows)
         self._observe(outputs.detach(), len(inputs))
 
     def add(self) -> None:
         """Add the rows of all calls."""
         if self._waiting:
-            rows = torch.cat(self._waiting)
-            self._moments.products += (rows.T @ rows).cpu()
+            rows = torch.cat(self._waiting) if len(self._waiting) > 1 else self._waiting[0]
+            self._moments.products += _squared(rows).cpu()
             self._waiting.clear()
 
     def _observe(self, outputs: Tensor, samples: int) -> None:

@@ -36,6 +36,8 @@ from thinwire.apoptosis.workers import Workers
 from thinwire.events import Shrunk
 
 _log = logging.getLogger("thinwire")
+QUIET_STEPS = 16
+"""Calls are looked at after so many at the latest."""
 GPU_MULTIPLE = 8
 """Kernels of GPUs work on tiles: other widths take as long as the next multiple, or longer."""
 
@@ -56,6 +58,8 @@ class Shrinking:
             RemovalPace(adaptive=settings.mode == "adaptive", first=settings.first // settings.every or 1),
             Rests(),
         )
+        self._quiet_until = 0
+        """Steps that are done when calls are looked at again."""
         self._told: set[str] = set()
         self._undo: tuple[Snapshot, dict[str, Any], list[Group]] | None = None
         self._groups: list[Group] | None = None
@@ -94,6 +98,7 @@ class Shrinking:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         self._pace.load_state_dict(saved["pace"])
         self._rests.load_state_dict(saved["rests"])
+        self._quiet_until = 0
         self._least = dict(saved["least"])
         self._undo = self._groups = None  # what came before the checkpoint is gone
 
@@ -101,14 +106,26 @@ class Shrinking:
 
     def _record(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the last calls before an event; earlier ones would be forgotten again."""
-        if module.training and torch.is_grad_enabled():
-            self.remember(Call(args, kwargs), self._link.steps)
+        done = self._link.steps
+        if done < self._quiet_until or not module.training or not torch.is_grad_enabled():
+            return
+        self.remember(Call(args, kwargs), done)
+        if not self.listens(done):
+            self._quiet_until = done + self._quiet_steps(done)
 
     def remember(self, given: Call, done: int, *, at_once: int = 1) -> None:
         """Keep a call made after so many steps if an event may be near; `at_once`: calls in every step."""
         self._recent.measure(given, at_once=at_once)
         if self.listens(done):
             self._recent.add(given)
+
+    def _quiet_steps(self, done: int) -> int:
+        """Steps in which calls need not be looked at, which costs small networks a visible part of a step;
+        few, so that other numbers of samples are noticed."""
+        if self._lasso is not None:
+            return 1
+        left = self.settings.steps_to_next(done + 1) + 1 - self._recent.num_steps
+        return max(1, int(min(left, QUIET_STEPS)))
 
     def listens(self, done: int) -> bool:
         """Whether calls are kept after so many steps."""

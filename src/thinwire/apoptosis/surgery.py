@@ -63,7 +63,18 @@ class Removal:
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
-    return {**dict(model.named_buffers()), **dict(model.named_parameters())}
+    """Buffers, then parameters, by the names that `named_buffers` and `named_parameters` give them: in one
+    walk, since an event asks dozens of times."""
+    buffers, parameters = dict[str, Tensor](), dict[str, Tensor]()
+    seen = set[int]()
+    for prefix, module in model.named_modules():
+        start = f"{prefix}." if prefix else ""
+        for held, found in ((module._buffers, buffers), (module._parameters, parameters)):
+            for name, tensor in held.items():
+                if tensor is not None and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    found[start + name] = tensor
+    return buffers | parameters
 
 
 def kept_indices(model: nn.Module, removals: Iterable[Removal]) -> Kept:
@@ -113,9 +124,9 @@ def fold_tensors(tensors: Mapping[str, Tensor], removal: Removal) -> dict[str, T
         exact = torch.promote_types(weight.dtype, torch.float32)
         gone = weight[:, columns[removal.dropped]].to(exact)  # outputs, neurons, columns of each, kernel
         factors = each.coefficients.to(weight.device, exact)
-        folded = weight.clone()
-        folded[:, columns[removal.kept]] += torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype)
-        changed[consumer.weight] = folded
+        more = torch.einsum("od...,dk->ok...", gone, factors).to(weight.dtype).flatten(1, 2)
+        kept = columns[removal.kept].flatten().to(weight.device)
+        changed[consumer.weight] = weight.index_add(1, kept, more)
         if each.constants.any():
             constants = each.constants.to(weight.device, exact)
             shift = torch.einsum("od...,d->o...", gone, constants).flatten(1).sum(1)

@@ -33,4 +33,5 @@ class AllReduce(Strategy):
 
     async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
         await wire.all_reduce_(bucket.gradient)
-        bucket.gradient.div_(wire.world_size)
+        if wire.world_size > 1:
+            bucket.gradient.div_(wire.world_size)
