@@ -32,6 +32,7 @@ from thinwire.engine.link import Link
 from thinwire.engine.regroup import Regrouper
 from thinwire.engine.replica_ranks import replica_ranks_of
 from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.runtime import LinkRuntime
 from thinwire.engine.transport import Transport
 from thinwire.errors import check, check_count, check_one_of, check_seconds
 from thinwire.strategies.base import Strategy
@@ -150,7 +151,7 @@ def attach(
         if core.lane.rank == 0:
             # the level that is shown to those who have not set up logging
             _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
-        return Link(core, transport, rebuild, regrouper=regrouper)
+        return Link(LinkRuntime(core, transport, rebuild, regrouper=regrouper))
     if process_group is None or isinstance(process_group, dist.ProcessGroup):
         lane: Lane = connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
     else:
@@ -168,9 +169,10 @@ def attach(
             _log.info(Patience(silence_s).describe(timeout_s, elastic=False))
             if advice := strategy.advice(num_steps, lane.world_size):
                 _log.warning(advice)
-        link = Link(core, transport, rebuild, advises=num_steps is None)
+        runtime = LinkRuntime(core, transport, rebuild, advises=num_steps is None)
+        link = Link(runtime)
         if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
+            runtime.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
         return link
     except BaseException:
         transport.stop()
