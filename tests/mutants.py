@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sum over workers not kept",
-        "engine/state.py",
+        "engine/leaves.py",
         "sum(values[rank::world_size], start=torch.zeros_like(values[0]))",
         "values[rank]",
         "contract/test_carry_over.py -k other_buckets",

@@ -26,10 +26,11 @@ from thinwire.engine.arguments import (
 from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
 from thinwire.engine.companion import Companion
-from thinwire.engine.core import Core, Ranks
+from thinwire.engine.core import Core
 from thinwire.engine.cut import cut
 from thinwire.engine.link import Link
 from thinwire.engine.regroup import Regrouper
+from thinwire.engine.replica_group import Ranks
 from thinwire.engine.replica_ranks import replica_ranks_of
 from thinwire.engine.replicas import Replicas, describe
 from thinwire.engine.runtime import LinkRuntime

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from thinwire.engine.leaves import Leaf
 from thinwire.engine.span import Span
-from thinwire.engine.state import Leaf
 from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
 

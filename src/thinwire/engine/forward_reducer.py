@@ -199,7 +199,7 @@ class ForwardReducer:
         yield from self._pieces.works(update.bucket.place)
         update.bucket.divide_()
         if update.bucket.refused and not self._optimizer.skips:
-            yield from self._launcher.refusing(asked_before=1)
+            yield from self._launcher.refusal.raising(asked_before=1)
         _check_unused(update.bucket)
         parameters = update.bucket.parameters
         for name, parameter, version in zip(update.bucket.names, parameters, update.versions, strict=True):

@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.elastic.sampler import ElasticSampler
-from thinwire.engine import state
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
 from thinwire.engine.driver import Task
 from thinwire.engine.endpoint import Make
+from thinwire.engine.leaves import Kept
 from thinwire.engine.parts import Part
 from thinwire.engine.regroup import Regrouper
 from thinwire.engine.replicas import Replicas
@@ -116,7 +116,7 @@ class Link:
 
     def reshape(
         self,
-        kept: state.Kept,
+        kept: Kept,
         *,
         change: Callable[[], None] = lambda: None,
         move: Callable[[dict[str, Tensor]], None] = lambda values: None,

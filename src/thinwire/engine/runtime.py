@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.engine import exits, state
+from thinwire.engine import exits
 from thinwire.engine.attachment import Attachment
 from thinwire.engine.caller import Caller
 from thinwire.engine.common_calls import CommonCalls
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
+from thinwire.engine.leaves import Kept
 from thinwire.engine.regroup import Place, Regrouper, digest_of
 from thinwire.engine.side_lanes import SideLanes
 from thinwire.engine.split_state import join_strips
@@ -107,7 +108,7 @@ class LinkRuntime:
     # -- a model or workers that change -----------------------------------------------------------
 
     def reshape(
-        self, kept: state.Kept, change: Callable[[], None], move: Callable[[dict[str, Tensor]], None]
+        self, kept: Kept, change: Callable[[], None], move: Callable[[dict[str, Tensor]], None]
     ) -> None:
         """Go on with parameters that `change` makes smaller."""
         self.caller.synchronize()
