@@ -95,8 +95,8 @@ MUTANTS = [
     ),
     Mutant(
         "a stale buffer where a parameter was not used",
-        "engine/buckets.py",
-        "                self._views[place].zero_()\n",
+        "engine/flat_gradient.py",
+        "            self.views[place].zero_()\n",
         "",
         "exact/test_exact.py -k transformer",
     ),

@@ -276,7 +276,7 @@ class Core:
         self._rates.restore_()
         self.reducer.record_step()
         for bucket in self.buckets:
-            bucket.keep_()
+            bucket.commit_()
         if self._mixes:
             with range_of("mix"):
                 yield from self.mixer.starting(self.context.step)

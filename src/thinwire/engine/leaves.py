@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from thinwire.engine.span import views
 from thinwire.errors import DataError
 from thinwire.strategies.base import OnResize
 
@@ -54,9 +55,7 @@ class Leaf:
 
     def parts(self) -> list[tuple[str, Tensor]]:
         """Views of the data, by parameter."""
-        views = self.data.split([shape.numel() for shape in self.shapes])
-        parts = zip(self.names, views, self.shapes, strict=True)
-        return [(name, view.view(shape)) for name, view, shape in parts]
+        return list(zip(self.names, views(self.data, self.shapes), strict=True))
 
 
 def dump_leaves(buckets: Iterable[ParameterBucket]) -> Saved:

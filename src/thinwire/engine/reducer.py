@@ -118,11 +118,11 @@ class BackwardReducer:
         """Take part in the others' reduction with nothing to add; gives how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.fill_nothing_()
+            bucket.flat.fill_nothing_()
             self._tasks.append(self._launcher.reduce(bucket, bucket.place))
         rows = (self._launcher.reduce_rows(each, 0.0) for each in self._rows)
         self._launcher.wait_for(chain(self._tasks, rows, self._launcher.receiving_buffers()))
-        return self._buckets[0].mean_weight() if self._buckets else self._rows[0].mean_weight
+        return self._buckets[0].flat.mean_weight() if self._buckets else self._rows[0].mean_weight
 
     def hook(self) -> None:
         self.hooks.hook()

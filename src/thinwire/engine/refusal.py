@@ -31,14 +31,14 @@ class Refusal:
     @property
     def is_due(self) -> bool:
         """Whether gradients that this worker holds are refused."""
-        return any(bucket.refused for bucket in self.buckets) or any(rows.refused for rows in self.rows)
+        return any(bucket.flat.refused for bucket in self.buckets) or any(rows.refused for rows in self.rows)
 
     def elsewhere(self) -> Generator[Work, None, bool]:
         """Whether some worker has gradients that are refused: where workers hold different parameters, not
         all know of it, and a step of only some would tear the model. Called by all after a reduction."""
         if not self.has_groups:
             return False
-        refused = torch.tensor([any(bool(bucket.refused) for bucket in self.buckets)], dtype=torch.uint8)
+        refused = torch.tensor([any(bool(bucket.flat.refused) for bucket in self.buckets)], dtype=torch.uint8)
         work, everyones = self.endpoint.gather(refused)
         yield work
         return bool(everyones.any())
