@@ -21,7 +21,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from thinwire.bench.config import BenchConfig, provenance
 from thinwire.bench.run import measure, prepare
-from thinwire.events import Event, StepTimed, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Event, StepTimed
 from thinwire.hosts.description import Description
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.control import Control

@@ -33,16 +33,17 @@ import thinwire as tw
 from benchmarks.common import note, print_head, print_row, run_workers, spread_of
 from thinwire.bench.harness import time_steps
 from thinwire.bench.plan import rotated
+from thinwire.engine.attachment import Attachment
 from thinwire.engine.backward_hooks import BackwardHooks
-from thinwire.engine.link import Link
+from thinwire.engine.runtime import LinkRuntime
 from thinwire.recipes.networks import resnet20
 
 ENTRIES = [
     (BackwardHooks, "_arrived"),
     (BackwardHooks, "_graph_ends"),
-    (Link, "_check_step"),
-    (Link, "_before_step"),
-    (Link, "_after_step"),
+    (Attachment, "_check_step"),
+    (LinkRuntime, "_before_step"),
+    (LinkRuntime, "_after_step"),
 ]
 """The functions in which the training thread enters the engine during a step."""
 BACKEND = [(dist.ProcessGroupGloo, "allreduce"), (dist.ProcessGroupGloo, "broadcast")]

@@ -38,7 +38,8 @@ from benchmarks.recipes import prepared
 from thinwire.bench.config import provenance
 from thinwire.bench.systems import EXACT
 from thinwire.errors import DataError, ThinwireError
-from thinwire.events import Evaluated, EventReader, Progress
+from thinwire.event_log import EventReader
+from thinwire.events import Evaluated, Progress
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.config import resolve

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 
 from thinwire.errors import ThinwireError
-from thinwire.events import Evaluated, Event, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Event
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig
 from thinwire.recipes.virtual import VirtualCluster, simulate

@@ -47,7 +47,8 @@ from benchmarks.fuzz_inputs import (
 )
 from thinwire.cli import main as run_command
 from thinwire.errors import ThinwireError
-from thinwire.events import Evaluated, EventWriter, Progress, RunEnded, RunStarted, Summary
+from thinwire.event_log import EventWriter
+from thinwire.events import Evaluated, Progress, RunEnded, RunStarted, Summary
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import parse_counts, parse_duration
 from thinwire.lab.nets import parse_net

@@ -25,7 +25,8 @@ from torch import Tensor
 
 from benchmarks.common import parser_of, result_file
 from thinwire.engine import folders
-from thinwire.events import EventReader, RunStarted
+from thinwire.event_log import EventReader
+from thinwire.events import RunStarted
 
 WORKERS = 2
 SAVE_EVERY = 4

@@ -23,7 +23,8 @@ import torch
 
 from benchmarks.common import ROOT, note, parser_of, print_head, print_row, result_file
 from thinwire.errors import DataError, ThinwireError
-from thinwire.events import Evaluated, Summary, plain, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Summary, plain
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig, resolve
 from thinwire.recipes.follow import run_local

@@ -95,8 +95,8 @@ MUTANTS = [
     ),
     Mutant(
         "a stale buffer where a parameter was not used",
-        "engine/buckets.py",
-        "                self._views[place].zero_()\n",
+        "engine/flat_gradient.py",
+        "            self.views[place].zero_()\n",
         "",
         "exact/test_exact.py -k transformer",
     ),
@@ -116,7 +116,7 @@ MUTANTS = [
     ),
     Mutant(
         "a sum over workers not kept",
-        "engine/state.py",
+        "engine/leaves.py",
         "sum(values[rank::world_size], start=torch.zeros_like(values[0]))",
         "values[rank]",
         "contract/test_carry_over.py -k other_buckets",

@@ -9,7 +9,8 @@ import pytest
 
 from thinwire.bench.config import QUICK, BenchConfig, run_folder
 from thinwire.bench.tables import NOT_RUN, accuracy_rows, accuracy_table, target_of
-from thinwire.events import Evaluated, EventWriter, Failed, Summary
+from thinwire.event_log import EventWriter
+from thinwire.events import Evaluated, Failed, Summary
 from thinwire.recipes.base import MetricTarget
 
 SYSTEMS = ("silent", "all-reduce", "ddp", "late", "absent", "broken")

@@ -12,7 +12,8 @@ from tests.lab.labs import needs_lab
 from thinwire.bench.config import QUICK, RUNS, BenchConfig, Study, run_folder
 from thinwire.bench.run import BenchSetup, measure, prepare, write_results
 from thinwire.errors import ThinwireError
-from thinwire.events import Event, StepTimed, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Event, StepTimed, Summary
 
 TINY: BenchConfig = replace(
     QUICK,

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tests.patience import HANGS_S
-from thinwire.events import RunStarted, read_events
+from thinwire.event_log import read_events
+from thinwire.events import RunStarted
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ import pytest
 from tests.bench.records import NET, timed
 from thinwire.bench.run import BenchSetup
 from thinwire.cli import main
-from thinwire.events import EventWriter
+from thinwire.event_log import EventWriter
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import pytest
 
 from thinwire.bench.config import DEMO
 from thinwire.cli.demo import OTHERS, _accuracy, _lengths, _summary
-from thinwire.events import EventWriter, Progress, Summary
+from thinwire.event_log import EventWriter
+from thinwire.events import Progress, Summary
 from thinwire.planner.accuracy import EXACT, Expected, expected
 from thinwire.strategies import registry
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from thinwire.cli import main
-from thinwire.events import Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Summary
 
 
 def test_a_comparison(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,8 @@ import pytest
 
 from tests.cli.command import end, environment, is_training, started, wait_for, worker_pids
 from tests.patience import HANGS_S
-from thinwire.events import Evaluated, Progress, RunEnded, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Progress, RunEnded
 
 pytestmark = pytest.mark.processes
 ARGUMENTS = ("train", "faulty:until_told", "--elastic", "--workers", "3", "--json", "--out")

@@ -13,7 +13,8 @@ import pytest
 from tests.cli.command import alive, end, environment, is_training, started, thinwire, wait_for, worker_pids
 from tests.data.make import write_text
 from tests.patience import HANGS_S
-from thinwire.events import Evaluated, Failed, RunEnded, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Failed, RunEnded
 
 pytestmark = pytest.mark.processes
 

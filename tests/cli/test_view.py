@@ -11,7 +11,8 @@ from rich.console import Console
 
 from thinwire.cli.train import summary
 from thinwire.cli.view import LINE_EVERY_S, MAX_LINES, LineView, live_view, numbers
-from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Event, Failed, Progress, Record, RunStarted, Summary
 from thinwire.recipes.follow import FinishedRun, RunState, explain
 from thinwire.recipes.launch import WorkerFailure
 

@@ -104,7 +104,7 @@ def test_a_process_whose_door_closes_last_is_dead_for_all_at_once(world: World) 
     began = time.monotonic()
     for channel in channels:
         channel.socket.close()
-    wait_until(lambda: "w2" in a._knocking or "w2" in b._knocking)
+    wait_until(lambda: "w2" in a._reconnector or "w2" in b._reconnector)
     time.sleep(0.1)
     door.close()
     assert [each.next_membership(1).ids for each in (a, b)] == [["w0", "w1"]] * 2
@@ -316,7 +316,7 @@ def test_a_port_scanner_is_told_of_once_and_members_who_look_are_not(
     def told() -> list[str]:
         return [each.getMessage() for each in caplog.records if "refused a connection" in each.getMessage()]
 
-    wait_until(lambda: bool(told()) and not a._guests)
+    wait_until(lambda: bool(told()) and not a._acceptor)
     assert len(told()) == 1
     assert "127.0.0.9" in told()[0]
 
@@ -336,7 +336,7 @@ def test_nonsense_from_a_holder_of_the_key_stops_nobody(world: World) -> None:
         assert channel.send([generator.choice(kinds), *generator.choice([fields, [body], ["w1", body]])])
     a.publish(1, "key", b"value")
     assert b.published(1, ["key"], SOON_S) == [b"value"]
-    wait_until(lambda: a._hearing.heard_within("guest", SOON_S, time.monotonic()))
+    wait_until(lambda: a._detector.heard_within("guest", SOON_S, time.monotonic()))
     channel.socket.close()
     wait_until(lambda: "guest" not in a._channels)
     assert a._thread.is_alive()

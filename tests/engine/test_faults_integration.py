@@ -37,7 +37,7 @@ def train_until(fault: Fault, timeout_s: float) -> None:
     model, optimizer = model_and_optimizer()
     silence_s = SILENCE_S if fault.kind == "SIGSTOP" else NEVER_S
     with tw.attach(model, optimizer, tw.AllReduce(), timeout_s=NEVER_S, silence_s=silence_s) as link:
-        link._transport.timeout_s = timeout_s  # and not the time to attach
+        link._runtime.transport.timeout_s = timeout_s  # and not the time to attach
         for step in range(10_000):
             if (link.rank, step) == (fault.worker, fault.step):
                 time.sleep(10 * BEAT_S)  # until peers have read how far this worker is

@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.test_view import progress
 from thinwire.errors import SettingError
-from thinwire.events import EventReader
+from thinwire.event_log import EventReader
 from thinwire.recipes import follow
 from thinwire.recipes.config import read_config, resolve
 from thinwire.recipes.follow import RunState, written

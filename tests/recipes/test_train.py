@@ -18,7 +18,8 @@ from torch.optim import Optimizer
 
 from tests.data.make import write_all, write_text
 from thinwire.errors import DataError, NumericError, SettingError
-from thinwire.events import Evaluated, Failed, Progress, Record, RunEnded, RunStarted, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Failed, Progress, Record, RunEnded, RunStarted, Summary
 from thinwire.recipes import networks, registry
 from thinwire.recipes.base import Carried, Data, Recipe, Samples, Training, TrainingPlan
 from thinwire.recipes.config import RunConfig, read_config, resolve, write_config

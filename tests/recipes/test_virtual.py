@@ -9,7 +9,8 @@ import pytest
 
 from benchmarks.sorted_recipes import sorted_by_class
 from thinwire.errors import PeerLost, SettingError
-from thinwire.events import Evaluated, Progress, RunEnded, RunStarted, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Progress, RunEnded, RunStarted, Summary
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.base import Recipe

@@ -8,7 +8,8 @@ import pytest
 
 from thinwire.apoptosis.pace import RemovalPace
 from thinwire.errors import SettingError
-from thinwire.events import Shrunk, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Shrunk
 from thinwire.hosts.description import describe
 from thinwire.recipes import registry
 from thinwire.recipes.config import resolve

@@ -9,17 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from thinwire.events import (
-    Evaluated,
-    EventWriter,
-    Failed,
-    Progress,
-    Record,
-    RunEnded,
-    RunStarted,
-    StepTimed,
-    Summary,
-)
+from thinwire.event_log import EventWriter
+from thinwire.events import Evaluated, Failed, Progress, Record, RunEnded, RunStarted, StepTimed, Summary
 
 BEGAN = 1_800_000_000.0
 NUM_STEPS = 100

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.made import make_run
-from thinwire.events import Event, Failed, Progress, RunStarted, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Event, Failed, Progress, RunStarted, Summary
 from thinwire.report.runs import Run
 from thinwire.report.runs import make_run as put_together
 from thinwire.report.subject import read_subject

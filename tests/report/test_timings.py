@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.report.made import NETS, make_bench
-from thinwire.events import StepTimed, read_events
+from thinwire.event_log import read_events
+from thinwire.events import StepTimed
 from thinwire.timings import GridCell, Spread, best_of_ours, cells, headline, ran, speedups, timings
 
 BIG, SMALL = "resnet-made-up", next(iter(NETS))

@@ -94,11 +94,11 @@ def test_who_is_told_while_it_looks_around_names_the_first_cause(
     first_cause = PeerLost("worker 1 left", rank=1, host="there")
     absence = Watch._absence
 
-    def look_slowly(watch: Watch, other: WatchedWorker, landing: int) -> PeerError | None:
+    def look_slowly(watch: Watch, other: WatchedWorker, awaited_step: int) -> PeerError | None:
         if watch is three[0] and watch._lost is None:
             watch._claim(first_cause)  # of which the listeners will know in a moment
             watch._members[2].status = Status(doing=LEFT)
-        return absence(watch, other, landing)
+        return absence(watch, other, awaited_step)
 
     monkeypatch.setattr(Watch, "_absence", look_slowly)
     assert three[0].missing() is first_cause
@@ -198,8 +198,10 @@ def test_who_leaves_with_fewer_steps_is_missed_by_those_who_wait_for_its_part_of
 ) -> None:
     three[0].tell(Status(steps=5, doing=DETACHING))
     three[1].tell(Status(steps=6, doing=DETACHING))
-    assert "leaves after 5 steps, this one after 6" in str(eventually(lambda: three[1].missing(landing=6)))
-    assert three[1].missing(landing=5) is None  # a step that both have made
+    assert "leaves after 5 steps, this one after 6" in str(
+        eventually(lambda: three[1].missing(awaited_step=6))
+    )
+    assert three[1].missing(awaited_step=5) is None  # a step that both have made
     assert three[1].missing() is None
 
 

@@ -17,7 +17,8 @@ from thinwire.bench.plan import Outlook
 from thinwire.bench.systems import HOW_TO_GET_RIVALS, choose, family_of, find, load_rivals
 from thinwire.bench.tables import AccuracyRow, Table, accuracy_rows, accuracy_table, step_rows, step_tables
 from thinwire.errors import DataError, ThinwireError, UsageError
-from thinwire.events import Event, EventReader, StepTimed, read_events
+from thinwire.event_log import EventReader, read_events
+from thinwire.events import Event, StepTimed
 from thinwire.hosts.description import Description, Host
 from thinwire.hosts.machine import Machine
 from thinwire.lab.nets import parse_net

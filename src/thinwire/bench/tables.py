@@ -8,7 +8,8 @@ from pathlib import Path
 
 from thinwire.bench.config import BenchConfig, Study, run_folder
 from thinwire.bench.systems import EXACT
-from thinwire.events import Evaluated, Failed, StepTimed, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Evaluated, Failed, StepTimed, Summary
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.nets import parse_net
 from thinwire.recipes import registry

@@ -25,7 +25,7 @@ from thinwire.bench.plan import cells, fits, rotated
 from thinwire.bench.systems import EXACT, Ours, System, find, load_rivals
 from thinwire.engine.core import Stats
 from thinwire.engine.link import Link
-from thinwire.events import EventWriter
+from thinwire.event_log import EventWriter
 from thinwire.lab.control import Control
 from thinwire.recipes import registry
 from thinwire.recipes.base import Data, Recipe, Training

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from thinwire.chaos.draw import IN_LAB, KINDS, Schedule
 from thinwire.chaos.lab import run_in_lab
 from thinwire.chaos.local import LocalRun, python_command
+from thinwire.chaos.outcome import Outcome
 from thinwire.chaos.report import Report, Told, judge
 from thinwire.cli import options
 from thinwire.cli.output import columns, note, results_folder
@@ -51,11 +52,8 @@ def chaos(
 
     Exit status 0: nobody hung or failed, every sample was seen once in each epoch, all ended with one model.
     """
-    chosen = tuple(kinds.split(","))
-    check(
-        lab or not set(chosen) & set(IN_LAB), "kinds", f"without {' and '.join(IN_LAB)} outside --lab", kinds
-    )
     silence_s = parse_duration(silence, field="silence")
+    chosen = _kinds(kinds, lab)
     if fault:
         faults = [parse_fault(text) for text in fault]
     else:
@@ -81,6 +79,18 @@ def chaos(
     else:
         command = python_command(script[0], script[1:])
         outcome = LocalRun(command, workers, folder, faults, time_limit_s=limit_s).run()
+    _tell(outcome, folder, as_json)
+
+
+def _kinds(text: str, lab: bool) -> tuple[str, ...]:
+    kinds = tuple(text.split(","))
+    possible = lab or not set(kinds) & set(IN_LAB)
+    check(possible, "kinds", f"without {' and '.join(IN_LAB)} outside --lab", text)
+    return kinds
+
+
+def _tell(outcome: Outcome, folder: Path, as_json: bool) -> NoReturn:
+    """Write the report, print it, and end with its exit status."""
     report = judge(outcome)
     (folder / "report.json").write_text(json.dumps(report.as_json(), indent=1) + "\n", encoding="utf-8")
     for missed in outcome.not_reached:

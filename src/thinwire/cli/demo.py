@@ -15,7 +15,8 @@ from thinwire.cli import options
 from thinwire.cli.bench import carry_out
 from thinwire.cli.output import columns, note
 from thinwire.errors import UsageError
-from thinwire.events import Progress, Summary, read_events
+from thinwire.event_log import read_events
+from thinwire.events import Progress, Summary
 from thinwire.hosts.description import describe
 from thinwire.hosts.quantities import format_rate
 from thinwire.lab.run import Job, run

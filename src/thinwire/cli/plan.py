@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import shlex
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -23,6 +22,9 @@ from thinwire.planner.beside import Beside
 from thinwire.planner.cluster import Cluster, stated
 from thinwire.planner.workload import Workload
 from thinwire.strategies import registry
+
+if TYPE_CHECKING:
+    from thinwire.planner.plan import Plan
 
 MOST_WORKERS = 10_000
 BUDGET = 1.0
@@ -81,10 +83,7 @@ def plan(
     """Predict step time, speed-up, bytes and accuracy of every strategy, and say which to use."""
     _check_together(context)
     if paper is not None:
-        from thinwire.planner.published import paper as published  # which imports torch
-
-        found = published(paper)
-        typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else paper_text(found))
+        _paper(paper, as_json)
         return
     if against is not None:
         _against(against, as_json)
@@ -102,24 +101,47 @@ def plan(
         for each in strategy or []:
             registry.from_text(each)  # refused now, and not when everything has been measured
         sizes = measured(recipe, batch, data, device) if recipe is not None else _run(script, batch, hosts)
-    links = None
-    if sizes.on_processor:
-        from thinwire.planner.plan import links_of
-
-        note("measuring what each strategy takes from the processor that computes ...")
-        links = links_of(sizes, strategy)
-    wanted = ", ".join(strategy) if strategy else "all strategies"
-    note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
-    with Beside(sizes, hosts, strategy, counts, links) as beside:
-        from thinwire.planner.plan import make_plan  # which imports torch
-
-        given = partial(make_plan, strategies=strategy, budget=accuracy_budget, links=links)
-        made = given(sizes, hosts, counts, told=note, beside=beside)
+    made = _play(sizes, hosts, counts, strategy, accuracy_budget)
     typer.echo(json.dumps(made.as_dict(), indent=1) if as_json else text(made))
     if proposal is not None:
         from thinwire.report.plans import write_proposal
 
         note(f"page with the scaling plot: {write_proposal(made.as_dict(), proposal)}")
+
+
+def _paper(name: str, as_json: bool) -> None:
+    """Compare the planner with published numbers."""
+    from thinwire.planner.published import paper  # which imports torch
+
+    found = paper(name)
+    typer.echo(json.dumps(found.as_dict(), indent=1) if as_json else paper_text(found))
+
+
+def _play(
+    sizes: Workload, hosts: Cluster, counts: list[int], strategies: list[str] | None, budget: float
+) -> Plan:
+    """Play steps of every strategy on the virtual clock, with what links were measured to cost if need be."""
+    links = None
+    if sizes.on_processor:
+        from thinwire.planner.plan import links_of
+
+        note("measuring what each strategy takes from the processor that computes ...")
+        links = links_of(sizes, strategies)
+    wanted = ", ".join(strategies) if strategies else "all strategies"
+    note(f"playing {wanted} with {_listed(counts)} workers on the virtual clock ...")
+    with Beside(sizes, hosts, strategies, counts, links) as beside:
+        from thinwire.planner.plan import make_plan  # which imports torch
+
+        return make_plan(
+            sizes,
+            hosts,
+            counts,
+            strategies=strategies,
+            budget=budget,
+            told=note,
+            links=links,
+            beside=beside,
+        )
 
 
 def _check_together(context: typer.Context) -> None:

@@ -17,7 +17,8 @@ from thinwire.cli import options
 from thinwire.cli.output import columns, note, results_folder
 from thinwire.cli.view import LineView, progress_view
 from thinwire.errors import SettingError, check
-from thinwire.events import FOLDER, Event, plain
+from thinwire.event_log import FOLDER
+from thinwire.events import Event, plain
 from thinwire.files import locked
 from thinwire.hosts.machine import Machine
 from thinwire.hosts.quantities import whole

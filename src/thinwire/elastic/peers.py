@@ -15,15 +15,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from thinwire.elastic.acceptor import Acceptor
 from thinwire.elastic.board import Board
 from thinwire.elastic.channels import Channels
-from thinwire.elastic.guests import Guests
+from thinwire.elastic.failure_detector import FailureDetector
 from thinwire.elastic.handshake import HELLO_S, KeyedChannel, Stranger, answer_door
-from thinwire.elastic.hearing import Hearing
 from thinwire.elastic.joining import RETRY_S, Joining
 from thinwire.elastic.journal import Journal
-from thinwire.elastic.knocking import Knocking
 from thinwire.elastic.membership import Member, Membership
+from thinwire.elastic.reconnector import Reconnector
 from thinwire.elastic.roster import Roster
 from thinwire.errors import PeerLost
 from thinwire.wire.control import Message
@@ -55,22 +55,22 @@ class PeerConnections:
         self.changed = threading.Condition(threading.RLock())
         """Held for everything below; notified whenever something has changed."""
         self.roster = Roster(me, None, retry_s=RETRY_S)
-        self._guests = Guests(key, lambda: self.roster, self._add)
+        self._acceptor = Acceptor(key, lambda: self.roster, self._add)
         self._channels = Channels(
             door,
-            arrived=self._guests.greet,
+            arrived=self._acceptor.greet,
             heard=self._hear,
-            ended=lambda channel: self._knocking.start(channel.peer),
+            ended=lambda channel: self._reconnector.start(channel.peer),
         )
-        self._hearing, self._board = Hearing(self.patience), Board()
-        self._knocking = Knocking(
+        self._detector, self._board = FailureDetector(self.patience), Board()
+        self._reconnector = Reconnector(
             self.changed,
             is_settled=lambda member: (
                 self._stopped or member.id in self._channels or member.id in self.roster.knowledge.dead
             ),
             refused=self._notice_refusal,
             opened=self._shake_or_close,
-            ended=self._wake,
+            ended=self._channels.poke,
         )
         self._joining: Joining | None = None
         self._met: set[str] = set()
@@ -105,7 +105,7 @@ class PeerConnections:
                 wanted=lambda: not self._stopped and self.me is me and self.roster.membership is None,
                 connected=lambda: list(self._channels),
                 connect=connect,
-                reach=self._knocking.start,
+                reach=self._reconnector.start,
                 ask=lambda: self._channels.send_all(["join"]),
             )
 
@@ -203,7 +203,7 @@ class PeerConnections:
         beat_at_s = 0.0
         while True:
             with self.changed:
-                wait_s = _TICK_S if self.roster.changing or self._knocking else BEAT_S / 2
+                wait_s = _TICK_S if self.roster.changing or self._reconnector else BEAT_S / 2
             ready = self._channels.wait(wait_s)
             with self.changed:
                 if self._stopped:
@@ -214,10 +214,10 @@ class PeerConnections:
                 if now_s >= beat_at_s:
                     beat_at_s = now_s + BEAT_S
                     self._channels.send_all(["roster", self.roster.beat] if self.roster.beat else ["beat"])
-                    for id_ in self._hearing.judge(self.roster, now_s):
+                    for id_ in self._detector.judge(self.roster, now_s):
                         self._channels.send_all(["probe", id_])
                     self._connect_missing()
-                self._hearing.forget_joiners(self.roster, now_s)
+                self._detector.forget_joiners(self.roster, now_s)
                 if self._journal.is_open and (found := self.roster.membership) is not None:
                     # before a change that follows at once
                     self._journal.note_missed(self.roster.knowledge.missed, found.ids)
@@ -230,7 +230,7 @@ class PeerConnections:
 
     def _hear(self, peer: Member, message: Message) -> None:
         now_s = time.monotonic()
-        self._hearing.note(peer.id, now_s)
+        self._detector.note(peer.id, now_s)
         self.roster.notice_life(peer.id)
         match message:
             case ["roster", [*body]]:
@@ -243,15 +243,15 @@ class PeerConnections:
             case ["dead", str(id_)] if id_ != self.me.id and id_ not in self._channels:
                 self.roster.notice_death(id_)
             case ["join"]:
-                self._hearing.note_joiner(peer.id, now_s)
+                self._detector.note_joiner(peer.id, now_s)
                 self.roster.notice_joiner(peer)
             case ["members", told] if self._joining is not None and self.roster.membership is None:
                 self._joining.hear_members(told)
             case ["probe", str(id_)]:
-                if id_ in self._channels and self._hearing.heard_within(id_, 2 * BEAT_S, now_s):
+                if id_ in self._channels and self._detector.heard_within(id_, 2 * BEAT_S, now_s):
                     self._channels.send(peer.id, ["heard", id_])
             case ["heard", str(id_)]:
-                self._hearing.note_vouching(id_, peer.id, now_s)
+                self._detector.note_vouching(id_, peer.id, now_s)
             case ["relay", str(to), [*body]]:
                 self._channels.send(to, ["relayed", peer.id, body])
             case ["relayed", str(sender), [*body]]:
@@ -268,7 +268,7 @@ class PeerConnections:
         self._journal.note(
             "adopted", generation=found.generation, lineage=found.lineage, ids=found.ids, me=self.me.id
         )
-        self._hearing.expect(found.ids, time.monotonic(), connected=self._channels)
+        self._detector.expect(found.ids, time.monotonic(), connected=self._channels)
         self._met &= {*found.ids, *self._channels}
         self._board.forget_before(found.generation)
         self._connect_missing()
@@ -288,14 +288,14 @@ class PeerConnections:
         for number, member in enumerate(membership.members):
             wanted = number < place or (number > place and member.id in self._met)
             if wanted and member.id not in self._channels:
-                self._knocking.start(member)
+                self._reconnector.start(member)
 
     def _flush(self) -> None:
         """Send what the roster wants sent, to those out of reach by way of whoever hears them."""
         outgoing, self.roster.outbox = self.roster.outbox, []
         for to, message in outgoing:
             unreachable = to in self.roster.knowledge.unreachable
-            if unreachable and (relay := self._hearing.relay_to(to, time.monotonic())):
+            if unreachable and (relay := self._detector.relay_to(to, time.monotonic())):
                 self._channels.send(relay, ["relay", to, message])
             else:
                 self._channels.send(to, ["roster", message])
@@ -311,7 +311,7 @@ class PeerConnections:
             id_ = channel.peer.id
             self._channels.add(channel)
             self._met.add(id_)
-            self._hearing.note(id_, time.monotonic())
+            self._detector.note(id_, time.monotonic())
             membership = self.roster.membership
             if membership is not None and id_ not in membership.ids:
                 self._channels.send(id_, ["members", membership.to_json()])
@@ -320,13 +320,10 @@ class PeerConnections:
             self._channels.poke()
             self.changed.notify_all()
 
-    def _wake(self) -> None:
-        self._channels.poke()
-
     def _notice_refusal(self, member: Member) -> None:
         with self.changed:
             # not if it was silent before: the others may have gone on with it since
-            if self._hearing.heard_within(member.id, self.patience.ask_s, time.monotonic()):
+            if self._detector.heard_within(member.id, self.patience.ask_s, time.monotonic()):
                 self._notice_death(member.id)
 
     def _notice_death(self, id_: str) -> None:

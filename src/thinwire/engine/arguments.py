@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from thinwire.engine.buckets import local
 from thinwire.engine.sparse_rows import sparse_parameters
 from thinwire.engine.strips import check_elementwise
-from thinwire.errors import SettingError, UsageError, check
+from thinwire.errors import SettingError, UsageError, check, check_count, check_seconds
 from thinwire.strategies.all_reduce import AllReduce
 from thinwire.strategies.base import Strategy
 from thinwire.wire.tls.files import TLS, Contexts, load
@@ -33,7 +33,36 @@ _UNWRAPPED = {"accelerate", "lightning", "lightning_fabric", "pytorch_lightning"
 """Libraries whose optimizers call the step of their `.optimizer`, and change no parameters themselves."""
 
 
-def check_strategy(strategy: Strategy) -> None:
+def check_training(
+    model: nn.Module, optimizer: Optimizer | Sequence[Optimizer], strategy: Strategy
+) -> list[Optimizer]:
+    """Refuse what is no model, optimizer or strategy; gives the optimizers whose steps count."""
+    _check_model(model)
+    optimizers = _unwrapped(optimizer)
+    _check_strategy(strategy)
+    return optimizers
+
+
+def check_numbers(
+    bucket_bytes: int | None, timeout_s: float, silence_s: float, num_steps: int | None
+) -> None:
+    """Refuse sizes and times that cannot be."""
+    if bucket_bytes is not None:
+        check_count("bucket_bytes", bucket_bytes, "bytes")
+    check_seconds("timeout_s", timeout_s)
+    check_seconds("silence_s", silence_s)
+    check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
+    if num_steps is not None:
+        check_count("num_steps", num_steps, "steps")
+
+
+def check_held(model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
+    """Refuse parameters that cannot be trained, and optimizers that hold others than the model's."""
+    _check_parameters(model)
+    _check_optimizers(optimizers, model, strategy)
+
+
+def _check_strategy(strategy: Strategy) -> None:
     if isinstance(strategy, type) or not hasattr(strategy, "replicas_agree"):
         raise SettingError(f"strategy must be a strategy object, got {_shown(strategy)}", hint=_ORDER)
 
@@ -45,7 +74,7 @@ def _shown(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def check_model(model: nn.Module) -> None:
+def _check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise SettingError(f"model must be a torch.nn.Module, got {_shown(model)}", hint=_ORDER)
     for name, module in model.named_modules():
@@ -57,7 +86,7 @@ def check_model(model: nn.Module) -> None:
             )
 
 
-def check_parameters(model: nn.Module) -> None:
+def _check_parameters(model: nn.Module) -> None:
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     if not trained:
         raise SettingError("model has no parameter that requires a gradient")
@@ -74,7 +103,7 @@ def check_parameters(model: nn.Module) -> None:
             )
 
 
-def unwrapped(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
+def _unwrapped(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     """The optimizers whose steps count, without what other libraries wrap around them."""
     several = list(given) if isinstance(given, list | tuple) else [given]
     check(bool(several), "optimizer", "at least one", given)
@@ -96,12 +125,6 @@ def unwrapped(given: Optimizer | Sequence[Optimizer]) -> list[Optimizer]:
     return found
 
 
-def describe_optimizer(optimizer: Optimizer) -> str:
-    """An optimizer as a line that must be the same on all workers."""
-    rates = [f"{float(group['lr']):g}" for group in optimizer.param_groups if "lr" in group]
-    return f"{type(optimizer).__name__} with learning rate {', '.join(rates) or 'unknown'}"
-
-
 def check_sharded(model: nn.Module, optimizers: Sequence[Optimizer], strategy: Strategy) -> None:
     """Refuse by name what cannot be updated strip by strip."""
     check_elementwise(optimizers)
@@ -117,7 +140,7 @@ def check_sharded(model: nn.Module, optimizers: Sequence[Optimizer], strategy: S
         )
 
 
-def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy: Strategy) -> None:
+def _check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy: Strategy) -> None:
     held = [id(p) for each in optimizers for group in each.param_groups for p in group["params"]]
     if len(set(held)) < len(held):
         raise SettingError(
@@ -135,7 +158,7 @@ def check_optimizers(optimizers: Sequence[Optimizer], model: nn.Module, strategy
         warnings.warn(
             f"{others} parameter(s) of the model require a gradient and are not in the optimizer; "
             "overlap='forward' leaves no gradient for another one (freeze them if nobody trains them)",
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import torch.distributed as dist
 from torch import nn
@@ -14,47 +14,35 @@ from torch.optim import Optimizer
 from thinwire.elastic.world import Elastic, World
 from thinwire.engine.arguments import (
     check_elastic,
-    check_model,
-    check_optimizers,
-    check_parameters,
+    check_held,
+    check_numbers,
     check_sharded,
-    check_strategy,
+    check_training,
     check_wire,
-    describe_optimizer,
-    unwrapped,
 )
+from thinwire.engine.assembly import Assembly, Attachable
 from thinwire.engine.buckets import local
 from thinwire.engine.buffers import BufferPolicy
-from thinwire.engine.companion import Companion
-from thinwire.engine.core import Core, Ranks
-from thinwire.engine.cut import cut
+from thinwire.engine.core import Core
 from thinwire.engine.link import Link
 from thinwire.engine.regroup import Regrouper
+from thinwire.engine.replica_group import Ranks
 from thinwire.engine.replica_ranks import replica_ranks_of
 from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.runtime import LinkRuntime
 from thinwire.engine.transport import Transport
-from thinwire.errors import check, check_count, check_one_of, check_seconds
+from thinwire.errors import check, check_one_of
 from thinwire.strategies.base import Strategy
 from thinwire.wire.base import Lane
 from thinwire.wire.connect import connect
 from thinwire.wire.local import LocalWorld
 from thinwire.wire.patience import Patience
-from thinwire.wire.tls.files import TLS
+from thinwire.wire.tls.files import TLS, Contexts
 from thinwire.wire.watch import SILENCE_S
 from thinwire.wire.work import Work
 
 _log = logging.getLogger(__name__)
-
-
 TIMEOUT_S = 1800.0
-
-
-class Attachable(Protocol):
-    """Settings of something that acts between steps."""
-
-    def join(
-        self, link: Link, model: nn.Module, optimizers: Sequence[Optimizer], *, num_steps: int | None
-    ) -> Companion: ...
 
 
 def attach(
@@ -116,79 +104,76 @@ def attach(
     >>> link.stats.steps, link.stats.sent_bytes
     (1, 0)
     """
-    check_model(model)
-    optimizers = unwrapped(optimizer)
-    check_strategy(strategy)
+    optimizers = check_training(model, optimizer, strategy)
     check_one_of("buffers", buffers, get_args(BufferPolicy))
-    if bucket_bytes is not None:
-        check_count("bucket_bytes", bucket_bytes, "bytes")
-    check_seconds("timeout_s", timeout_s)
-    check_seconds("silence_s", silence_s)
-    check(silence_s >= 1, "silence_s", "1 or more seconds", silence_s)
-    if num_steps is not None:
-        check_count("num_steps", num_steps, "steps")
-    given_elastic = elastic if isinstance(elastic, Elastic) else Elastic()
-    tls = check_wire(wire, process_group, given_elastic.key_file, model)
-    check_parameters(model)
-    check_optimizers(optimizers, model, strategy)
+    check_numbers(bucket_bytes, timeout_s, silence_s, num_steps)
+    world_settings = elastic if isinstance(elastic, Elastic) else Elastic()
+    tls = check_wire(wire, process_group, world_settings.key_file, model)
+    check_held(model, optimizers, strategy)
     if sharded:
         check_sharded(model, optimizers, strategy)
         check(apoptosis is None, "sharded", "False where the network shrinks (apoptosis)", sharded)
-    settings = [f"strategy {strategy!r}", f"bucket_bytes {bucket_bytes}", f"buffers {buffers}"]
-    settings += [f"sharded {sharded}", f"wire {'plain' if tls is None else 'tls'}"]
-    settings += [f"apoptosis {apoptosis!r}"] if apoptosis is not None else []
-    settings += [f"optimizer {describe_optimizer(each)}" for each in optimizers]
+    assembly = Assembly(
+        model=model,
+        optimizers=optimizers,
+        strategy=strategy,
+        bucket_bytes=bucket_bytes,
+        buffers=buffers,
+        sharded=sharded,
+        num_steps=num_steps,
+        apoptosis=apoptosis,
+        encrypted=tls is not None,
+    )
     if elastic:
         check(not sharded, "sharded", "False where elastic=True", sharded)
         check(apoptosis is None, "apoptosis", "left out where elastic=True", apoptosis)
         check_elastic(strategy, process_group, replica_ranks, model)
-        world = World(given_elastic, timeout_s=timeout_s, silence_s=silence_s, tls=tls)
-        rebuild = partial(cut, group_of={}, bucket_bytes=bucket_bytes)
-        core_of = partial(Core, model, optimizers, strategy, buffers=buffers)
-        regrouper = Regrouper(world, partial(_assembled, core_of, rebuild), settings, timeout_s)
-        core, transport = regrouper.form(None)
-        if core.lane.rank == 0:
-            # the level that is shown to those who have not set up logging
-            _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
-        return Link(core, transport, rebuild, regrouper=regrouper)
-    if process_group is None or isinstance(process_group, dist.ProcessGroup):
-        lane: Lane = connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
-    else:
-        lane = process_group
+        world = World(world_settings, timeout_s=timeout_s, silence_s=silence_s, tls=tls)
+        return _link_elastic(assembly, world, timeout_s, silence_s)
+    lane = _lane_of(process_group, timeout_s, silence_s, tls)
     group_of = replica_ranks_of(model, replica_ranks or {}, process_group, lane)
+    return _link(assembly, lane, group_of, timeout_s, silence_s)
+
+
+def _lane_of(
+    process_group: dist.ProcessGroup | Lane | None, timeout_s: float, silence_s: float, tls: Contexts | None
+) -> Lane:
+    if process_group is None or isinstance(process_group, dist.ProcessGroup):
+        return connect(process_group, timeout_s, silence_s, tls) or LocalWorld(1).lane(0)
+    return process_group
+
+
+def _link_elastic(assembly: Assembly, world: World, timeout_s: float, silence_s: float) -> Link:
+    regrouper = Regrouper(world, assembly.assembled_core, assembly.describe(), timeout_s)
+    core, transport = regrouper.form(None)
+    if core.lane.rank == 0:
+        # the level that is shown to those who have not set up logging
+        _log.warning(Patience(silence_s).describe(timeout_s, elastic=True))
+    return Link(LinkRuntime(core, transport, assembly.cut, regrouper=regrouper))
+
+
+def _link(
+    assembly: Assembly, lane: Lane, group_of: Mapping[str, Ranks], timeout_s: float, silence_s: float
+) -> Link:
     transport = Transport(lane, timeout_s)
     try:
-        core = Core(model, optimizers, strategy, lane, transport, buffers=buffers)
-        core.sharded = sharded
-        _start_alike(core, timeout_s, settings, group_of)
-        rebuild = partial(cut, group_of=group_of, bucket_bytes=bucket_bytes)
-        rebuild(core)
+        core = assembly.new_core(lane, transport)
+        _start_alike(core, timeout_s, assembly.describe(), group_of)
+        cut = partial(assembly.cut, group_of=group_of)
+        cut(core)
         transport.core = core
         if lane.rank == 0 < lane.world_size - 1:
             _log.info(Patience(silence_s).describe(timeout_s, elastic=False))
-            if advice := strategy.advice(num_steps, lane.world_size):
+            if advice := assembly.strategy.advice(assembly.num_steps, lane.world_size):
                 _log.warning(advice)
-        link = Link(core, transport, rebuild, advises=num_steps is None)
-        if apoptosis is not None:
-            link.companion = apoptosis.join(link, model, optimizers, num_steps=num_steps)
+        runtime = LinkRuntime(core, transport, cut, advises=assembly.num_steps is None)
+        link = Link(runtime)
+        runtime.companion = assembly.companion_of(link)
         return link
     except BaseException:
         transport.stop()
         lane.close()
         raise
-
-
-def _assembled(
-    core_of: Callable[[Lane, Transport], Core],
-    rebuild: Callable[[Core], None],
-    lane: Lane,
-    transport: Transport,
-) -> Core:
-    """The core for one of the worlds that an elastic link is a part of."""
-    core = core_of(lane, transport)
-    rebuild(core)
-    transport.core = core
-    return core
 
 
 def _start_alike(core: Core, timeout_s: float, settings: list[str], group_of: Mapping[str, Ranks]) -> None:

@@ -35,7 +35,7 @@ class Attachment:
         self._access_hooks = StateAccessHooks(
             self._model,
             self._optimizers,
-            finish=lambda: self._transport.wait_for(self._core.mixer.landing_all()),
+            finish=lambda: self._transport.wait_for(self._core.mixer.completing_all()),
         )
         self._idle_watch: IdleWatch | None = None
         self._scaled_steps: ScaledSteps | None = None

@@ -1,10 +1,7 @@
 """Some parameters as one flat tensor: how gradients get in and out of it, and a strategy's state beside them.
 
 A bucket is scratch: the user's parameters and gradients are copied in and out and never moved. Of a DTensor
-it holds the local part. Layout of `gradient`: large tensors, then small ones, then how much this worker's
-gradient counts, then a flag that says whether that is something else than 1 (infinite: some gradient is not
-finite, and none is sent), then one flag per parameter that says whether this step used it. So everything that
-must arrive exact is one piece at the end, and what one worker decides all of them see.
+it holds the local part. `flat_gradient.py` has the layout of the tensor that travels.
 """
 
 from __future__ import annotations
@@ -19,12 +16,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from thinwire.engine.span import Span
-from thinwire.engine.state import Leaf
+from thinwire.engine.flat_gradient import FlatGradient
+from thinwire.engine.leaves import Leaf
+from thinwire.engine.span import Span, views
 from thinwire.errors import UsageError
 from thinwire.strategies.base import OnResize, Part, Values
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -77,36 +73,19 @@ class ParameterBucket:
         self.num_parameters = sum(sizes)
         self.exact_from = sum(size for size in sizes if size > small)
         self._num_large = sum(size > small for size in sizes)
-        example = self._locals[0]
-        self.gradient = torch.zeros(
-            self.num_parameters + 2 + len(sizes), dtype=example.dtype, device=example.device
-        )
+        self.flat = FlatGradient([p.shape for p in self._locals], like=self._locals[0])
+        self.gradient = self.flat.data
         self.optimizer_state: Mapping[str, Values] = {}
         self.read_rate: Callable[[], float | None] = lambda: None
         self.normalised = False
         self.leaves: dict[str, Leaf] = {}
         self._context = context
-        self._gradients, self._tail = self.gradient.split([self.num_parameters, 2 + len(sizes)])
-        complex_ = self.gradient.is_complex()
-        self._reals = (torch.view_as_real(self._gradients) if complex_ else self._gradients).view(-1)
-        self._weight, self._uneven, self._used = self._tail.split([1, 1, len(sizes)])
-        self._usual_tail = torch.ones_like(self._tail)
-        self._usual_tail[1] = 0.0
-        # Asking torch for one number takes longer than all the rest of a small bucket's way back.
-        bits = _BITS.get(example.element_size()) if self.gradient.is_cpu else None
-        self._uneven_bits = None if bits is None else self._uneven.view(bits).numpy()
-        self._sum = torch.zeros((), dtype=torch.promote_types(self._reals.dtype, torch.float32))
-        self._sum_number = self._sum.numpy()
-        self._views = self._split(self._gradients)
         self.not_finite = ""
         """Which gradient of this worker was not finite when it was last sent; mostly none."""
-        self.refused: bool | Tensor = False
-        """Whether the gradients of some worker were not, so that no step may be made with them."""
         self._plain = all(local(p) is p for p in self.parameters)
 
     def _split(self, flat: Tensor) -> list[Tensor]:
-        parts = flat.split([p.numel() for p in self._locals])
-        return [part.view(p.shape) for part, p in zip(parts, self._locals, strict=True)]
+        return views(flat, [p.shape for p in self._locals])
 
     def _span(self, start: int, stop: int) -> Span:
         return Span(self._locals, [p.numel() for p in self._locals], start, stop)
@@ -131,7 +110,7 @@ class ParameterBucket:
         """Raise UsageError if a parameter has another dtype, device or shape than it had at first."""
         self._locals = [local(p) for p in self.parameters]  # of a DTensor, it may be another one
         like = self.gradient
-        for name, now, view in zip(self.names, self._locals, self._views, strict=True):
+        for name, now, view in zip(self.names, self._locals, self.flat.views, strict=True):
             if (now.dtype, now.device, now.shape) != (like.dtype, like.device, view.shape):
                 raise UsageError(
                     f"{name} has become {tuple(now.shape)} {now.dtype} on {now.device}; it was "
@@ -165,7 +144,7 @@ class ParameterBucket:
         for leaf in self.leaves.values():
             leaf.undo_()
 
-    def keep_(self) -> None:
+    def commit_(self) -> None:
         """A step has used the last pass: there is nothing to go back to."""
         for leaf in self.leaves.values():
             leaf.changed = False
@@ -179,31 +158,27 @@ class ParameterBucket:
         own = [p.grad for p in self.parameters]
         if self.gradient.is_meta:
             return own  # sizes alone, without numbers
-        self.refused = False
-        grads, views = self._present(own)
+        self.flat.refused = False
+        grads, slots = self._present(own)
         try:
-            _copy_(views, grads)
+            _copy_(slots, grads)
         except RuntimeError:
             self._check_layout(own)
             raise
-        self._tail.copy_(self._usual_tail)
-        if len(grads) < len(own):
-            for place in [place for place, grad in enumerate(own) if grad is None]:
-                self._views[place].zero_()
-                self._used[place] = 0.0
-        if weight != 1.0:
-            self._gradients.mul_(weight)
-            self._weight.fill_(weight)
-            self._uneven.fill_(1.0)
-        self._hold_back_()
+        absent = len(grads) < len(own)
+        unused = [place for place, grad in enumerate(own) if grad is None] if absent else []
+        self._name_not_finite(self.flat.complete_(weight, unused))
         return own
+
+    def _name_not_finite(self, place: int | None) -> None:
+        self.not_finite = "" if place is None else self.name_at(place)
 
     def _present(self, own: Sequence[Tensor | None]) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients that are there, by their local part, and where they lie in the bucket."""
-        grads, views = [grad for grad in own if grad is not None], self._views
+        grads, slots = [grad for grad in own if grad is not None], self.flat.views
         if len(grads) < len(own):
-            views = [view for grad, view in zip(own, views, strict=True) if grad is not None]
-        return grads if self._plain else [local(grad) for grad in grads], views
+            slots = [view for grad, view in zip(own, slots, strict=True) if grad is not None]
+        return grads if self._plain else [local(grad) for grad in grads], slots
 
     def _check_layout(self, own: Sequence[Tensor | None]) -> None:
         for name, grad in zip(self.names, own, strict=True):
@@ -213,63 +188,22 @@ class ParameterBucket:
                     hint="make the embedding with sparse=False",
                 )
 
-    def _hold_back_(self) -> None:
-        """Send zeros and a flag instead of gradients that are not finite."""
-        self.not_finite = ""
-        if self.gradient.is_meta:
-            return
-        if not self.gradient.is_cpu:  # where asking would wait for the device
-            fine = self._gradients.isfinite().all()
-            self._gradients.mul_(fine).nan_to_num_(0.0)
-            self._uneven.copy_(torch.where(fine, self._uneven, math.inf))
-            return
-        torch.sum(self._reals, dim=0, dtype=self._sum.dtype, out=self._sum)
-        if not math.isfinite(self._sum_number):
-            wrong = self._gradients.isfinite().logical_not_().nonzero()
-            if wrong.numel():  # and not just a sum that is too large
-                self.not_finite = self.name_at(int(wrong[0]))
-                self._gradients.zero_()
-                self._uneven.fill_(math.inf)
-
     @torch.no_grad()
     def fill_(self, gradients: Sequence[Tensor]) -> None:
         """Fill `gradient` from tensors that are handed in, in the order of `parameters`; all count."""
-        torch._foreach_copy_(self._views, list(gradients))
-        self._tail.copy_(self._usual_tail)
-        self._hold_back_()
+        torch._foreach_copy_(self.flat.views, list(gradients))
+        self._name_not_finite(self.flat.complete_())
 
     @torch.no_grad()
     def empty_into_(self, gradients: Sequence[Tensor]) -> None:
         """Overwrite tensors that are handed in with the reduced gradients."""
-        self.divide_()
-        torch._foreach_copy_(list(gradients), self._views)
-
-    def fill_nothing_(self) -> None:
-        """Fill `gradient` for a worker that has nothing to add and does not count."""
-        self.gradient.zero_()
-        self._uneven.fill_(1.0)
-
-    def divide_(self) -> None:
-        """Once after a reduction: from a mean over workers to one by how much each of them counted.
-
-        Whether to is read from what was reduced, so all workers do the same.
-        """
-        if self.gradient.is_meta:
-            return
-        if self._uneven_bits is None:  # where asking would wait for the device
-            self.refused = ~self._uneven.isfinite()
-            divisor = self._weight.where(self._uneven != 0, 1.0)
-            self._gradients.div_(divisor.where(~self.refused, math.nan))
-            self._uneven.zero_()
-        elif self._uneven_bits[0]:
-            self.refused = not self._uneven.isfinite()  # a complex infinity, divided, is NaN
-            self._gradients.div_(math.nan if self.refused else self._weight)
-            self._uneven_bits[0] = 0
+        self.flat.divide_()
+        torch._foreach_copy_(list(gradients), self.flat.views)
 
     @torch.no_grad()
     def refuse_(self, gradients: Iterable[Tensor]) -> None:
         """Have no step made with these gradients, since some worker's are not finite."""
-        self.refused = True
+        self.flat.refused = True
         for gradient in gradients:
             local(gradient).fill_(math.nan)
 
@@ -279,12 +213,12 @@ class ParameterBucket:
         having none."""
         if self.gradient.is_meta:
             return
-        self.divide_()
-        grads, views = self._present(own)
-        _copy_(grads, views)
+        self.flat.divide_()
+        grads, slots = self._present(own)
+        _copy_(grads, slots)
         if len(grads) < len(own):
-            used_somewhere = self.used_somewhere()
-            for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
+            used_somewhere = self.flat.used_somewhere()
+            for parameter, view, used in zip(self.parameters, self.flat.views, used_somewhere, strict=True):
                 if parameter.grad is None and used:
                     parameter.grad = as_gradient(parameter, view.clone(memory_format=torch.contiguous_format))
 
@@ -293,10 +227,10 @@ class ParameterBucket:
         """Make the reduced gradients the parameters' own as views; none for those no worker used."""
         if self.gradient.is_meta:
             return
-        self.divide_()
-        used_somewhere = self.used_somewhere()
+        self.flat.divide_()
+        used_somewhere = self.flat.used_somewhere()
         try:
-            for parameter, view, used in zip(self.parameters, self._views, used_somewhere, strict=True):
+            for parameter, view, used in zip(self.parameters, self.flat.views, used_somewhere, strict=True):
                 parameter.grad = as_gradient(parameter, view) if used else None
         except RuntimeError:  # torch refuses gradients of another kind than their parameter
             self.check_kind()
@@ -307,21 +241,8 @@ class ParameterBucket:
         hidden = self.gradient.is_meta
         return [
             None if hidden or local(p) is not p else v
-            for p, v in zip(self.parameters, self._views, strict=True)
+            for p, v in zip(self.parameters, self.flat.views, strict=True)
         ]
-
-    def parts(self) -> tuple[Tensor, Tensor]:
-        """The gradients of `gradient`, and its tail."""
-        return self._gradients, self._tail
-
-    def used_somewhere(self) -> list[bool]:
-        """After a reduction: by parameter, whether any worker used it in this step."""
-        used: list[bool] = (self._used != 0).tolist()
-        return used
-
-    def mean_weight(self) -> float:
-        """After a reduction: how much the workers' gradients counted, on average."""
-        return float(self._weight.item())
 
     # -- parameters -------------------------------------------------------------------------------
 

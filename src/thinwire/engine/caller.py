@@ -77,6 +77,21 @@ class Caller:
         """Overwrite all workers' models with their mean."""
         self._make(["average", "link.average_", 0], self._average)
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """The mean model in here, the worker's own again after it."""
+        self.synchronize()
+        tensors = list(chain(*self._core.averageable().values()))
+        own = [t.detach().clone() for t in tensors]
+        self.average()
+        try:
+            yield
+        finally:
+            self.record.mean_at = -1
+            with torch.no_grad():
+                for tensor, saved in zip(tensors, own, strict=True):
+                    tensor.copy_(saved)
+
     def finish(self) -> None:
         """End training: nothing is under way, and where a strategy mixes parameters, all have the mean."""
         self._make(["finish", "link.detach", 0], self._finish)

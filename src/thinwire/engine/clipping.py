@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from thinwire.engine.buckets import local
+from thinwire.engine.replica_group import ReplicaGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,18 @@ class GradientPart:
 
     gradient: Tensor
     num_holders: int
+
+
+def replica_parts(model: nn.Module, groups: Sequence[ReplicaGroup], world_size: int) -> list[GradientPart]:
+    """The gradients of a model of which groups of replicas hold parts."""
+    holders = {
+        id(p): world_size if group.ranks is None else len(group.ranks)
+        for group in groups
+        for bucket in group.buckets
+        for p in bucket.parameters
+    }
+    held = [(p.grad, holders.get(id(p), world_size)) for p in model.parameters()]
+    return [GradientPart(gradient, num) for gradient, num in held if gradient is not None]
 
 
 @torch.no_grad()

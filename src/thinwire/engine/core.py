@@ -1,35 +1,35 @@
 """What a worker does, written once: reducing, mixing, serving, pausing, clipping, saving.
 
 Nothing here waits: methods that have to, yield what to wait for, one after another. Two thin shells wait:
-`Link` in the training thread of a process, `VirtualWorker` on a virtual clock.
+`Transport` in the training thread of a process, `VirtualWorker` on a virtual clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from thinwire.engine import state
 from thinwire.engine.buckets import ParameterBucket, TrainingContext, local
 from thinwire.engine.buffers import BufferPolicy, Buffers
-from thinwire.engine.clipping import GradientPart, clip_parts
+from thinwire.engine.clipping import clip_parts, replica_parts
 from thinwire.engine.driver import Driver, Task
 from thinwire.engine.endpoint import Endpoint, Make
 from thinwire.engine.forward_reducer import ForwardReducer
+from thinwire.engine.leaves import Kept
 from thinwire.engine.mixer import Mixer
 from thinwire.engine.optimizer import is_normalised
 from thinwire.engine.rate_scale import RateScale
 from thinwire.engine.reducer import BackwardReducer
-from thinwire.engine.replicas import decode_names, encode_name
+from thinwire.engine.refusal import Refusal
+from thinwire.engine.replica_group import Ranks, ReplicaGroup
 from thinwire.engine.sharded_reducer import ShardedReducer
 from thinwire.engine.sparse_rows import SparseRows
-from thinwire.errors import DataError, NumericError
 from thinwire.strategies.base import Gradients, Strategy, norm_to_clip, overrides
 from thinwire.traffic import Traffic
 from thinwire.wire.base import Lane
@@ -38,8 +38,6 @@ from thinwire.wire.wire import Meter, Wire
 from thinwire.wire.work import Work, in_background
 
 Order = list[tuple[int, int]]
-Ranks = tuple[int, ...] | None
-"""Workers that hold the same parameters; None: all workers."""
 
 
 class Shell(Protocol):
@@ -56,17 +54,6 @@ class Shell(Protocol):
 
     def agree(self, order: Order) -> Order:
         """Rank 0's order, on every worker."""
-
-
-@dataclass(slots=True)
-class ReplicaGroup:
-    """Workers that hold the same parameters, these parameters, and the strategy's state for them."""
-
-    endpoint: Endpoint
-    ranks: Ranks
-    buckets: Sequence[ParameterBucket]
-    state: Any
-    serving: Task | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,7 +117,7 @@ class Core:
         self.wait_for, self.background, self.agree = shell.wait_for, shell.background, shell.agree
         self._endpoints: dict[Ranks, Endpoint] = {}
         self._mixes = overrides(strategy, "mix")
-        self.landing_step = 0
+        self.awaited_step = 0
         """While training pauses: the step that it waits for, to which all workers must have come."""
         self._rates = RateScale(optimizers, self._rate_scale)
 
@@ -159,6 +146,9 @@ class Core:
             group = ReplicaGroup(endpoint, key, mine, self.strategy.init(mine, endpoint.wire()))
             self.groups.append(group)
             self._group_of |= {bucket.place: group for bucket in mine}
+        self.refusal = Refusal(
+            self.strategy, self.engine, self.context, buckets, rows, has_groups=self.has_groups
+        )
         self.reducer = self._make_reducer(buckets, piece_bytes, rows)
         self.mixer = Mixer(buckets, self._mix, self._driver, self.lane.now)
 
@@ -236,37 +226,6 @@ class Core:
         lane = self._group_of[place].endpoint.lane
         return lane.rank, lane.world_size
 
-    def refusing(self, *, asked_before: int = 0) -> Iterator[Work]:
-        """Raise on all workers together, naming who has a gradient that is not finite; the step with it was
-        asked for so many steps ago. Where replicas differ not all know of it: who has it raises alone, and
-        the others are told of that as of any error."""
-        only_some = self.has_groups and self.strategy.overlap == "forward"  # those that hold the bucket
-        names = [bucket.not_finite for bucket in self.buckets] + [rows.not_finite for rows in self.rows]
-        name = next((name for name in names if name), "")
-        told = [""] * self.lane.rank + [name]
-        if not only_some and (self.strategy.replicas_agree or not name):
-            mine = encode_name(name)
-            everyones = mine.new_empty(self.lane.world_size * mine.numel())
-            yield self.engine.issue(lambda wire: wire.all_gather(mine, everyones))
-            told = decode_names(everyones)
-        wrong = ", ".join(f"{name} on worker {rank}" for rank, name in enumerate(told) if name)
-        raise NumericError(
-            f"step {self.context.step - asked_before}: the gradient of {wrong or 'some parameter'} is not "
-            "finite; no worker makes the step",
-            hint="look at that worker's data, lower the learning rate or clip gradients; in float16, use "
-            "torch.amp.GradScaler, which leaves such steps out",
-        )
-
-    def refused_elsewhere(self) -> Generator[Work, None, bool]:
-        """Whether some worker has gradients that are refused: where workers hold different parameters, not
-        all know of it, and a step of only some would tear the model. Called by all after a reduction."""
-        if not self.has_groups:
-            return False
-        refused = torch.tensor([any(bool(bucket.refused) for bucket in self.buckets)], dtype=torch.uint8)
-        everyones = refused.new_empty(self.lane.world_size)
-        yield self.engine.issue(lambda wire: wire.all_gather(refused, everyones))
-        return bool(everyones.any())
-
     def send_buffers(self) -> None:
         self.buffers.send(lambda make, name: self.engine.start(self._driver, "reduce", make, name))
 
@@ -274,31 +233,18 @@ class Core:
         """Clip the gradients that the coming step uses; `reducer.reducing` must have been waited for."""
         with self.reducer.gradients():
             limit = norm_to_clip(self.strategy, max_norm, self.lane.world_size)
-            if self.sharded or self.has_groups:
-                return clip_parts(self._gradient_parts(), limit, norm_type, self._gather_number)
-            return nn.utils.clip_grad_norm_(self.model.parameters(), limit, norm_type)
-
-    def _gradient_parts(self) -> list[GradientPart]:
-        if isinstance(self.reducer, ShardedReducer):
-            owned = [piece.parameter.grad for piece in self.reducer.pieces]
-            return [GradientPart(gradient, 1) for gradient in owned if gradient is not None]
-        everyone = self.lane.world_size
-        holders = {
-            id(p): everyone if group.ranks is None else len(group.ranks)
-            for group in self.groups
-            for bucket in group.buckets
-            for p in bucket.parameters
-        }
-        return [
-            GradientPart(p.grad, holders.get(id(p), everyone))
-            for p in self.model.parameters()
-            if p.grad is not None
-        ]
+            if isinstance(self.reducer, ShardedReducer):
+                parts = self.reducer.gradient_parts()
+            elif self.has_groups:
+                parts = replica_parts(self.model, self.groups, self.lane.world_size)
+            else:
+                return nn.utils.clip_grad_norm_(self.model.parameters(), limit, norm_type)
+            return clip_parts(parts, limit, norm_type, self._gather_number)
 
     def _gather_number(self, mine: Tensor) -> Tensor:
         """Every worker's number, in order of rank."""
-        everyones = mine.new_empty(self.lane.world_size)
-        self.wait_for([self.engine.issue(lambda wire: wire.all_gather(mine, everyones))])
+        work, everyones = self.engine.gather(mine)
+        self.wait_for([work])
         return everyones
 
     # -- parameters -----------------------------------------------------------------------------------
@@ -318,12 +264,11 @@ class Core:
     def before_step(self) -> Iterator[Work]:
         """Refuse a step with gradients that are not finite, unless a GradScaler has told the optimizer of
         them, and bring back what is due before it."""
-        refused = any(b.refused for b in self.buckets) or any(rows.refused for rows in self.rows)
-        if refused and not any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
-            yield from self.refusing()
+        if self.refusal.is_due and not any(hasattr(optimizer, "found_inf") for optimizer in self.optimizers):
+            yield from self.refusal.raising()
         self.serve()
         with range_of("land"):
-            yield from self.mixer.landing(self.steps)
+            yield from self.mixer.bringing_back(self.steps)
         self._rates.apply_()
 
     def after_step(self) -> Iterator[Work]:
@@ -331,10 +276,10 @@ class Core:
         self._rates.restore_()
         self.reducer.record_step()
         for bucket in self.buckets:
-            bucket.keep_()
+            bucket.commit_()
         if self._mixes:
             with range_of("mix"):
-                yield from self.mixer.launching(self.context.step)
+                yield from self.mixer.starting(self.context.step)
         self.context.step += 1
         self.context.samples = None
 
@@ -359,12 +304,12 @@ class Core:
 
     def synchronizing(self) -> Iterator[Work]:
         """Finish everything under way, together with all workers: steps, mixing, messages."""
-        self.landing_step = self.steps
+        self.awaited_step = self.steps
         yield from self.reducer.stepping()
         # Messages to whoever listens are taken, however many steps that one makes.
-        self.landing_step = 0 if overrides(self.strategy, "serve") else self.mixer.newest_step
-        yield from self.mixer.landing_all()
-        self.landing_step = 0
+        self.awaited_step = 0 if overrides(self.strategy, "serve") else self.mixer.newest_step
+        yield from self.mixer.completing_all()
+        self.awaited_step = 0
         for group in self.groups:
             if group.serving is not None:
                 quiesce = group.endpoint.messenger.quiesce
@@ -395,51 +340,28 @@ class Core:
 
     def state_dict(self) -> dict[str, Any]:
         """The strategy's state: leaves by parameter, and the rest by group."""
-        return state.dump_all(self.strategy, self.steps, self.buckets, [group.state for group in self.groups])
+        return state.dump_all(self.strategy, self.steps, self.buckets, self._states)
 
-    def shrunken_state(
-        self, kept: state.Kept, move: Callable[[dict[str, Tensor]], None] = lambda values: None
-    ) -> dict[str, Any]:
-        """The strategy's state as it is for parameters that keep only these indices; `move` first changes
-        the values of copies of parameters, given by name."""
-        saved = self.state_dict()
-        leaves = [each for bucket in self.buckets for each in bucket.leaves.items()]
-        for name in {name for name, leaf in leaves if leaf.of_parameters}:
-            move(saved["leaves"][name])
-        saved["leaves"] = state.shrink(saved["leaves"], kept)
-        # What belongs to no parameter may still have the size of one: it begins anew.
-        return {**saved, "layout": []}
+    @property
+    def _states(self) -> list[Any]:
+        return [group.state for group in self.groups]
+
+    def shrunken_state(self, kept: Kept, move: Callable[[dict[str, Tensor]], None]) -> dict[str, Any]:
+        """The strategy's state as it is for parameters that keep only these indices; see `state.shrunken`."""
+        return state.shrunken(self.state_dict(), self.buckets, kept, move)
 
     def load(self, saved: Sequence[dict[str, Any]]) -> None:
         """Go on with this worker's share of the states that all workers saved, in order of rank."""
         rank, world_size = self.lane.rank, self.lane.world_size
         state.check_strategy(saved, self.strategy)
-        keeps = any(each["leaves"] for each in saved)
-        if keeps and len(self.groups) > 1 and len(saved) != world_size:
-            raise DataError(
-                f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
-                hint="go on with as many workers as saved it",
-            )
-        states = state.load_all(saved, self.buckets, [group.state for group in self.groups], rank, world_size)
+        states = state.load_all(saved, self.buckets, self._states, rank, world_size)
         for group, loaded in zip(self.groups, states, strict=True):
             group.state = loaded
         self.steps = max(int(each["steps"]) for each in saved)
 
     def take_over(self, own: dict[str, Any] | None, giver: dict[str, Any], *, joins: bool) -> None:
-        """Go on in another world: with this worker's own leaves, and what all have in common from `giver`.
-
-        Whoever joins has no leaves of its own, or must not keep those that all have in common.
-        """
-        rank, world_size = self.lane.rank, self.lane.world_size
-        if own is not None:
-            state.load_leaves(self.buckets, [own["leaves"]] * world_size, rank, world_size)
-        if joins or not overrides(self.strategy, "recover"):
-            state.load_common(self.buckets, giver["leaves"], ("same", "mean") if joins else ("same",))
-        layout = [bucket.names for bucket in self.buckets]
-        for rule, source in (("same", giver), ("own", None if joins else own)):
-            if source is not None and source["layout"] == layout:
-                for group, plain in zip(self.groups, source["plain"], strict=True):
-                    state.load_fields(group.state, plain, rule)
+        """Go on in another world, after `assemble`; see `state.take_over`."""
+        state.take_over(self.strategy, self.buckets, self._states, own=own, giver=giver, joins=joins)
 
     def recovering(self) -> Iterator[Work]:
         """After `take_over`, together with all workers of the new world."""

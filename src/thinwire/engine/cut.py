@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 from thinwire.engine.bucket_plan import make_buckets
 from thinwire.engine.buckets import ParameterBucket, local
-from thinwire.engine.core import Core, Ranks
+from thinwire.engine.core import Core
 from thinwire.engine.optimizer import give_optimizer_state
+from thinwire.engine.replica_group import Ranks
 from thinwire.engine.sparse_rows import SparseRows, sparse_parameters
 from thinwire.errors import UsageError
 from thinwire.strategies.base import Strategy, overrides

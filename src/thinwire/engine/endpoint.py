@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from torch import Tensor
+
 from thinwire.engine.driver import Driver, Task
 from thinwire.strategies.base import Seam
 from thinwire.wire.base import Lane
@@ -50,6 +52,11 @@ class Endpoint:
             return call(Wire(self.lane, sequencer, ticket, self._meter, self.messenger))
         finally:
             sequencer.leave(ticket)
+
+    def gather(self, data: Tensor) -> tuple[Work, Tensor]:
+        """Gather every worker's flat tensor of one size, in order of rank; it is there when the work ends."""
+        everyones = data.new_empty(self.lane.world_size * data.numel())
+        return self.issue(lambda wire: wire.all_gather(data, everyones)), everyones
 
     def wire(self) -> Wire:
         """A wire to look at before anything is sent."""

@@ -133,7 +133,7 @@ class ForwardReducer:
     def _look(self, update: _Update) -> None:
         if update.reduced and not update.to_step:
             self._launcher.wait_for(self._pieces.works(update.bucket.place))
-            update.bucket.divide_()
+            update.bucket.flat.divide_()
 
     def _send(self, update: _Update) -> None:
         update.reduced = True
@@ -197,9 +197,9 @@ class ForwardReducer:
         if not update.to_step:
             return
         yield from self._pieces.works(update.bucket.place)
-        update.bucket.divide_()
-        if update.bucket.refused and not self._optimizer.skips:
-            yield from self._launcher.refusing(asked_before=1)
+        update.bucket.flat.divide_()
+        if update.bucket.flat.refused and not self._optimizer.skips:
+            yield from self._launcher.refusal.raising(asked_before=1)
         _check_unused(update.bucket)
         parameters = update.bucket.parameters
         for name, parameter, version in zip(update.bucket.names, parameters, update.versions, strict=True):
@@ -257,12 +257,12 @@ class ForwardReducer:
         self._drop()
         self._begin()
         for update in self._updates:
-            update.bucket.fill_nothing_()
+            update.bucket.flat.fill_nothing_()
             self._send(update)
         self._pieces.end()
         self._drop()
         self._launcher.wait_for(self._launcher.receiving_buffers())
-        return self._updates[0].bucket.mean_weight()
+        return self._updates[0].bucket.flat.mean_weight()
 
 
 def _check_unused(bucket: ParameterBucket) -> None:

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Self
 
 import torch
@@ -16,78 +12,39 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from thinwire.elastic.sampler import ElasticSampler
-from thinwire.engine import exits, state
-from thinwire.engine.attachment import Attachment
-from thinwire.engine.caller import Caller
-from thinwire.engine.common_calls import CommonCalls
 from thinwire.engine.companion import Companion
 from thinwire.engine.core import Core, Stats
-from thinwire.engine.driver import Driver, ProgressThread, Task
+from thinwire.engine.driver import Task
 from thinwire.engine.endpoint import Make
+from thinwire.engine.leaves import Kept
 from thinwire.engine.parts import Part
-from thinwire.engine.regroup import Place, Regrouper, digest_of
+from thinwire.engine.regroup import Regrouper
 from thinwire.engine.replicas import Replicas
-from thinwire.engine.split_state import SplitReplica, join_strips
+from thinwire.engine.runtime import LinkRuntime
+from thinwire.engine.split_state import SplitReplica
 from thinwire.engine.steps import ElasticLoop, Step
-from thinwire.engine.transport import Transport
-from thinwire.errors import PeerError, PeerLost, UsageError, check
+from thinwire.errors import UsageError, check
 from thinwire.strategies.base import Strategy, overrides
 from thinwire.wire.base import Lane
 from thinwire.wire.work import Work
-
-_log = logging.getLogger(__name__)
 
 
 class Link:
     """The result of `attach`. Leave it with `with`, or call `detach`; both are done by all workers."""
 
-    def __init__(
-        self,
-        core: Core,
-        transport: Transport,
-        rebuild: Callable[[Core], None],
-        *,
-        advises: bool = True,
-        regrouper: Regrouper | None = None,
-    ) -> None:
-        """`rebuild` cuts the model into buckets anew; `advises`: say in the end if steps were too few;
-        `regrouper`: what goes on when the workers change."""
-        self.strategy: Strategy = core.strategy
-        self.timeout_s: float = transport.timeout_s
+    def __init__(self, runtime: LinkRuntime) -> None:
+        self.strategy: Strategy = runtime.strategy
+        self.timeout_s: float = runtime.timeout_s
         """How long a wait for others may take."""
-        self._rebuild, self._regrouper = rebuild, regrouper
-        self._caller = Caller(
-            CommonCalls() if regrouper is None else regrouper.calls,
-            finish_others=self._finish_side_lanes,
-            regroup=None if regrouper is None else self._regroup,
-        )
-        self._past = Stats()
-        """Of generations before this one."""
-        self._enter(core, transport)
-        self._model, self._optimizers = core.model, core.optimizers
-        self._attached = True
-        self._side_lanes: list[tuple[Callable[[], None], ProgressThread]] = []
-        """What completes each, and the thread it has."""
-        self._mixes, self._advises = overrides(self.strategy, "mix"), advises and self.world_size > 1
-        self.companion: Companion | None = None
-        """Something else that acts between steps, such as apoptosis."""
-        self._attachment = Attachment(core, transport, before=self._before_step, after=self._after_step)
-        core.serve()
-        exits.remember(self._at_exit)
+        self._runtime, self._caller = runtime, runtime.caller
+        self._model, self._optimizers = runtime.model, runtime.optimizers
+        runtime.on_generation = self._enter
+        self._enter(runtime.core)
 
-    def _enter(self, core: Core, transport: Transport) -> None:
-        self._core, self._transport = core, transport
+    def _enter(self, core: Core) -> None:
+        self._core = core
         self.rank: int = core.lane.rank
         self.world_size: int = core.lane.world_size
-        self._caller.enter(core, transport)
-
-    def _at_exit(self) -> None:
-        """The script has ended without `detach`: do it now, or tell the others of the error it ended with."""
-        error = getattr(sys, "last_value", None)
-        if self._attached and error is not None:
-            self.__exit__(type(error), error, None)
-        elif self._attached:
-            self.detach()
 
     # -- what users ask ---------------------------------------------------------------------------
 
@@ -112,6 +69,11 @@ class Link:
         return self._caller.everyone
 
     @property
+    def companion(self) -> Companion | None:
+        """Something else that acts between steps, such as apoptosis."""
+        return self._runtime.companion
+
+    @property
     def lost(self) -> BaseException | None:
         """Why this worker cannot train on, once another is gone; the next step raises it."""
         return self._core.lane.lost
@@ -119,15 +81,7 @@ class Link:
     @property
     def stats(self) -> Stats:
         """Steps, traffic and waiting of this worker so far."""
-        past, now = self._past, self._core.stats
-        extra = {} if self.companion is None else self.companion.instruments()
-        return replace(
-            now,
-            rounds=past.rounds + now.rounds,
-            traffic=past.traffic + now.traffic,
-            exposed_s=past.exposed_s + now.exposed_s,
-            instruments={**now.instruments, **extra},
-        )
+        return self._runtime.stats
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Sum a few numbers, such as a metric's parts, over all workers; called by all of them."""
@@ -137,7 +91,7 @@ class Link:
         """Every worker's value, in order of rank; called by all workers. JSON must be able to hold it:
         nothing that comes from the network is unpickled. In an elastic world, those of whoever is in this
         call: one that has just joined may be elsewhere."""
-        if not self._attached:
+        if not self._runtime.attached:
             raise UsageError("the link was detached", hint="do it inside `with attach(...)`")
         return self._caller.gather(value)
 
@@ -162,7 +116,7 @@ class Link:
 
     def reshape(
         self,
-        kept: state.Kept,
+        kept: Kept,
         *,
         change: Callable[[], None] = lambda: None,
         move: Callable[[dict[str, Tensor]], None] = lambda values: None,
@@ -176,47 +130,31 @@ class Link:
         """
         if self.sharded:
             raise UsageError("sharded=True has no reshape", hint="detach, cut the model, and attach again")
-        self.synchronize()
-        self._reassemble(change, self._core.shrunken_state(kept, move))
+        self._runtime.reshape(kept, change, move)
 
     def restore(self, saved: dict[str, Any], change: Callable[[], None]) -> None:
         """Go back to parameters of an earlier shape, which `change` brings back, with the strategy's state of
         that time; steps are counted on. Called by all workers."""
-        self.synchronize()
-        self._reassemble(change, {**saved, "steps": self._core.steps})
-
-    def _reassemble(self, change: Callable[[], None], saved: dict[str, Any]) -> None:
-        self._core.reducer.unhook()
-        change()
-        self._core.buffers.forget()
-        self._rebuild(self._core)
-        self._attachment.hook(self._core, self._transport)
-        self._core.load([saved] * self.world_size)
+        self._runtime.restore(saved, change)
 
     def wait_for(self, works: Iterable[Work]) -> None:
         """Wait for works of a side lane, one after another."""
-        self._transport.wait_for(works)
+        self._runtime.transport.wait_for(works)
 
     def side_lane(self, name: str, finish: Callable[[], None]) -> tuple[Lane, Callable[[Make], Task]]:
         """A lane, and what starts coroutines on it in a thread of their own, for something else that is sent
         beside training; made by all workers at the same point, and ended with the link. `finish` completes
         what is under way, before a save and at `detach`; its traffic is in `stats`."""
-        if self._regrouper is not None:
+        if self._runtime.regrouper is not None:
             raise UsageError(
                 f"{name} needs a lane that lasts, and an elastic link has none",
                 hint="attach without elastic=True",
             )
-        number, progress = len(self._side_lanes), ProgressThread(f"thinwire-{name}")
-        self._side_lanes.append((finish, progress))
-        return self._core.side_lane(f"{name} {number}", Driver(progress.soon, progress.soon))
-
-    def _finish_side_lanes(self) -> None:
-        for finish, _ in self._side_lanes:
-            finish()
+        return self._runtime.side_lanes.open(self._core, name, finish)
 
     # -- what users steer -------------------------------------------------------------------------
 
-    @contextlib.contextmanager
+    @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Gradients of backward passes in here only accumulate; the first one after it sends them."""
         hooks = self._core.reducer.hooks
@@ -240,11 +178,11 @@ class Link:
         context = self._core.context
         context.samples = (context.samples or 0.0) + float(num_samples)
 
-    @contextlib.contextmanager
+    @contextmanager
     def join(self) -> Iterator[None]:
         """For workers with unequal numbers of batches: whoever leaves the loop early keeps taking
         part with nothing to add until everyone has left, and ends with the last one's model."""
-        if self._mixes:
+        if overrides(self.strategy, "mix"):
             raise UsageError(
                 f"{self.strategy!r} has no join: workers that have left would have no model to mix",
                 hint="give all workers equal numbers of batches, such as DataLoader(..., drop_last=True)",
@@ -276,8 +214,8 @@ class Link:
 
     def observe(self, loss: float | Tensor) -> None:
         """Tell the loss of the step under way to whatever decides by it: `tw.Apoptosis(mode="adaptive")`."""
-        if self.companion is not None:
-            self.companion.observe(loss)
+        if (companion := self.companion) is not None:
+            companion.observe(loss)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """torch's clip_grad_norm_ over this model, which works with every overlap and strategy.
@@ -293,27 +231,17 @@ class Link:
         """Overwrite all workers' parameters and floating-point buffers with their mean."""
         self._caller.average()
 
-    @contextlib.contextmanager
-    def averaged(self) -> Iterator[None]:
+    def averaged(self) -> AbstractContextManager[None]:
         """The mean model in here, the worker's own again after it."""
-        self.synchronize()
-        tensors = list(chain(*self._core.averageable().values()))
-        own = [t.detach().clone() for t in tensors]
-        self.average_()
-        try:
-            yield
-        finally:
-            self._caller.record.mean_at = -1
-            with torch.no_grad():
-                for tensor, saved in zip(tensors, own, strict=True):
-                    tensor.copy_(saved)
+        return self._caller.averaged()
 
     # -- worlds that change -----------------------------------------------------------------------
 
     @property
     def generation(self) -> int:
         """How often the workers have changed, counted from 1; 0 unless the link is elastic."""
-        return 0 if self._regrouper is None else self._regrouper.synced
+        regrouper = self._runtime.regrouper
+        return 0 if regrouper is None else regrouper.synced
 
     @property
     def address(self) -> str:
@@ -356,28 +284,13 @@ class Link:
         return self._loop().steps(loader)
 
     def _loop(self) -> ElasticLoop:
-        return ElasticLoop(self, self._elastic, self._caller, self._regroup)
-
-    def _regroup(self) -> None:
-        """Go on with the workers that are left or have come, from the last step that was completed."""
-        regrouper, core = self._elastic, self._core
-        known = regrouper.world.known_steps
-        core.reducer.unhook()
-        self._past = self.stats
-        regrouper.end(core, self._transport, PeerLost("this worker goes on with others"))
-        place = Place.of(core)
-        known[core.lane.rank] = core.steps
-        for parameter in self._model.parameters():
-            parameter.grad = None
-        self._enter(*regrouper.form(place, known))
-        self._attachment.hook(self._core, self._transport)
-        self._core.serve()
+        return ElasticLoop(self, self._elastic, self._caller, self._runtime.regroup)
 
     @property
     def _elastic(self) -> Regrouper:
-        if self._regrouper is None:
+        if (regrouper := self._runtime.regrouper) is None:
             raise UsageError("the workers of this link do not change", hint="attach with elastic=True")
-        return self._regrouper
+        return regrouper
 
     # -- ending -----------------------------------------------------------------------------------
 
@@ -386,41 +299,7 @@ class Link:
 
         Where a strategy mixes parameters, workers have models that differ: all of them leave with the mean.
         """
-        if not self._attached:
-            return
-        failure = sys.exception()  # in a `finally`, what it is about must not be hidden behind our waiting
-        self._transport.leave(failure)
-        try:
-            self._caller.finish()
-            self._warn_if_short()
-            if self._regrouper is not None:
-                # whoever is lost now must not leave some with another mean than others
-                self._caller.meet("the end")
-                self._note_end(self._regrouper)
-                self._regrouper.world.finish()
-            self._transport.wait_for(self._core.leaving())
-            join_strips(self._core, self._transport.wait)
-            self.everyone.meet("link.detach")  # nobody closes its connections while others still talk
-        except PeerError:
-            if failure is None and self._regrouper is None:  # of an elastic world, others may leave first
-                raise
-        except BaseException as error:
-            self._transport.tell_error(failure or error)
-            raise
-        finally:
-            self._unhook()
-            self._stop()
-
-    def _warn_if_short(self) -> None:
-        """Say if these were too few steps for the strategy, unless it has been said at attach."""
-        told, advice = (self.strategy.advice(n, self.world_size) for n in (None, self._core.steps))
-        if self._advises and self.rank == 0 and advice not in ("", told):
-            _log.warning(advice)
-
-    def _note_end(self, regrouper: Regrouper) -> None:
-        journal = regrouper.world.journal
-        if journal.is_open:
-            journal.note("ended", generation=self.generation, steps=self.steps, model=digest_of(self._model))
+        self._runtime.detach()
 
     def split_replica(self, optimizer: Optimizer) -> SplitReplica | None:
         """Model and optimizer as a part of checkpoints, where no worker need hold all of them."""
@@ -431,43 +310,6 @@ class Link:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None:
-            self.detach()
-        elif self._attached:
-            self._unhook()
-            self._transport.tell_error(error)
-            self._stop()
-
-    def _unhook(self) -> None:
-        self._attached = False
-        if self.companion is not None:
-            self.companion.leave()
-        self._attachment.unhook()
-
-    def _stop(self) -> None:
-        for _, progress in self._side_lanes:
-            progress.stop()
-        self._transport.stop()
-        self._core.abandon()
-        if self._regrouper is not None:
-            self._regrouper.world.close()
+            self._runtime.detach()
         else:
-            self._core.lane.close()
-
-    # -- what the optimizer's step asks -------------------------------------------------------------
-
-    def _before_step(self) -> None:
-        if (lost := self.lost) is not None:  # a strategy that waits for nobody would train on alone
-            raise lost
-        self._transport.wait_for(self._core.before_step())
-
-    def _after_step(self) -> None:
-        try:
-            self._transport.wait_for(self._core.after_step())
-        except PeerLost:
-            if self._regrouper is None:
-                raise
-            self._core.steps += 1  # the step is made; mixing is given up, and `Step` regroups
-        self._transport.passes = 0
-        self._transport.set_status()
-        if self.companion is not None:
-            self.companion.stepped()
+            self._runtime.fail(error)

@@ -1,4 +1,4 @@
-"""Mixing of parameters that runs beside training: launched after a step, brought back before a later one.
+"""Mixing of parameters that runs beside training: started after a step, brought back before a later one.
 
 Nothing here waits: each method yields what has to be waited for, one after another, and the shell waits.
 """
@@ -38,7 +38,7 @@ class Mixer:
         self._now = now
         self._pending: list[_Pending] = []
 
-    def launching(self, steps_done: int) -> Iterator[Work]:
+    def starting(self, steps_done: int) -> Iterator[Work]:
         """After a step: start mixing, and wait for what stays in the training thread."""
         tasks = [self._start(bucket) for bucket in self._buckets]
         for task in tasks:
@@ -48,7 +48,7 @@ class Mixer:
             elif task.error is not None:  # it has left, and failed before we looked
                 raise task.error
 
-    def landing(self, steps_done: int) -> Iterator[Work]:
+    def bringing_back(self, steps_done: int) -> Iterator[Work]:
         """Before a step: bring back what is there and due, and wait for what may not be late."""
         upcoming = steps_done + 1
         for pending in list(self._pending):
@@ -56,7 +56,7 @@ class Mixer:
             assert promise is not None, "a mix that never left was waited for when it started"
             due = pending.since + promise.due
             if upcoming >= due and (task.returning.done() or upcoming >= due + promise.slack):
-                yield from self._bringing_back(task)
+                yield from self._bringing_back_task(task)
                 pending.since = steps_done
                 if task.done():
                     self._pending.remove(pending)
@@ -66,7 +66,7 @@ class Mixer:
         """The last step whose mixing is not back yet; 0: none."""
         return max((pending.step for pending in self._pending), default=0)
 
-    def landing_all(self) -> Iterator[Work]:
+    def completing_all(self) -> Iterator[Work]:
         """Bring everything back, whenever it was due; no other worker has to."""
         for pending in self._pending:
             yield from self.completing(pending.task)
@@ -76,7 +76,7 @@ class Mixer:
         """Wait for the end of a task, however often it leaves the training thread."""
         yield task.left
         while not task.done():
-            yield from self._bringing_back(task)
+            yield from self._bringing_back_task(task)
         if task.error is not None:
             raise task.error
 
@@ -85,7 +85,7 @@ class Mixer:
             pending.task.coroutine.close()
         self._pending.clear()
 
-    def _bringing_back(self, task: Task) -> Iterator[Work]:
+    def _bringing_back_task(self, task: Task) -> Iterator[Work]:
         waited_s = 0.0
         if not task.returning.done():
             began_s = self._now()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
@@ -13,6 +13,7 @@ from torch import Tensor
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
 from thinwire.engine.driver import Task
+from thinwire.engine.refusal import Refusal
 from thinwire.engine.sparse_rows import SparseRows
 from thinwire.strategies.base import Gradients, Overlap
 from thinwire.wire.work import Work, all_of
@@ -21,6 +22,8 @@ from thinwire.wire.work import Work, all_of
 class Launcher(Protocol):
     """How gradients are sent and awaited; the core supplies it."""
 
+    @property
+    def refusal(self) -> Refusal: ...
     def reduce(self, bucket: Gradients, place: int) -> Task: ...
     def reduce_rows(self, rows: SparseRows, weight: float) -> Task: ...
     def send_buffers(self) -> None: ...
@@ -28,8 +31,6 @@ class Launcher(Protocol):
     def wait_for(self, works: Iterable[Work]) -> None: ...
     def background(self, call: Callable[[], None]) -> None: ...
     def agree(self, order: list[tuple[int, int]]) -> list[tuple[int, int]]: ...
-    def refused_elsewhere(self) -> Generator[Work, None, bool]: ...
-    def refusing(self, *, asked_before: int = 0) -> Iterator[Work]: ...
 
 
 class BackwardReducer:
@@ -81,7 +82,7 @@ class BackwardReducer:
         for rows in self._rows:
             yield self._launcher.reduce_rows(rows, self.weight)
         yield from self._launcher.receiving_buffers()
-        if (yield from self._launcher.refused_elsewhere()):
+        if (yield from self._launcher.refusal.elsewhere()):
             for bucket in self._buckets:
                 bucket.refuse_(p.grad for p in bucket.parameters if p.grad is not None)
         self.weight = 1.0
@@ -117,11 +118,11 @@ class BackwardReducer:
         """Take part in the others' reduction with nothing to add; gives how much they counted, on average."""
         self.backward_begins()
         for bucket in self._buckets:
-            bucket.fill_nothing_()
+            bucket.flat.fill_nothing_()
             self._tasks.append(self._launcher.reduce(bucket, bucket.place))
         rows = (self._launcher.reduce_rows(each, 0.0) for each in self._rows)
         self._launcher.wait_for(chain(self._tasks, rows, self._launcher.receiving_buffers()))
-        return self._buckets[0].mean_weight() if self._buckets else self._rows[0].mean_weight
+        return self._buckets[0].flat.mean_weight() if self._buckets else self._rows[0].mean_weight
 
     def hook(self) -> None:
         self.hooks.hook()

@@ -25,8 +25,9 @@ from thinwire.engine.common_calls import CommonCalls
 from thinwire.engine.core import Core
 from thinwire.engine.parts import Part
 from thinwire.engine.replicas import Replicas, describe
+from thinwire.engine.standing import Standing, batches_done, check_joiners, giver_of
 from thinwire.engine.transport import Transport
-from thinwire.errors import PeerDiffers, PeerError, PeerLost, UsageError
+from thinwire.errors import PeerError, PeerLost
 from thinwire.strategies.base import overrides
 from thinwire.wire.base import Lane
 
@@ -56,37 +57,6 @@ class Place:
                 elif leaf.on_resize == "sum":
                     own += leaf.data.numel()
         return cls(core.state_dict(), digest.hexdigest(), own)
-
-
-@dataclass(slots=True)
-class _Facts:
-    """What each worker tells the others first."""
-
-    id: str
-    new: bool
-    synced: int
-    """The generation that it has last trained in."""
-    rank: int
-    """In that generation."""
-    steps: int
-    epoch: int
-    taken: int
-    """Batches of that epoch trained on since its share was last dealt."""
-    known: list[int]
-    """Steps of each worker of that generation, as far as it knows."""
-    since: int
-    """Steps done when shares were last dealt."""
-    shared: str
-    alike: str
-    """Digest of model and settings."""
-    calls: int
-    """Common calls that have ended on this worker."""
-    averaged: bool
-    """Whether the last of them left all with one model."""
-    mixed: bool
-    """Whether workers may be at different places of the program."""
-    batch_size: int
-    """Of all workers together, which they must be able to share; 0 if each has one of its own."""
 
 
 @dataclass(slots=True)
@@ -151,17 +121,15 @@ class Regrouper:
     # -- what is exchanged ------------------------------------------------------------------------------
 
     def _meet(self, core: Core, everyone: Replicas, place: Place | None) -> Place:
-        facts = self._gather(core, everyone, place)
-        old = [each for each in facts if not each.new]
-        if not old:
+        standings = self._gather(core, everyone, place)
+        if all(each.new for each in standings):
             self._start_alike(core, everyone)
             return self._commit(core, 0)
-        self._check_joiners(facts, old)
-        giver = max(old, key=lambda each: (each.synced, each.steps, each.epoch, each.calls))
-        source = facts.index(giver)
-        mine = facts[core.lane.rank]
+        check_joiners(standings, self.world.me.id)
+        giver = giver_of(standings)
+        source, mine = standings.index(giver), standings[core.lane.rank]
         agree = core.strategy.replicas_agree
-        behind = [self._is_behind(each, giver, agree=agree) for each in facts]
+        behind = [each.is_behind(giver, agree=agree) for each in standings]
         package = self._package(core, place, full=any(behind)) if mine is giver else None
         package = everyone.broadcast_state(package, source)
         assert isinstance(package, dict)
@@ -178,11 +146,12 @@ class Regrouper:
         core.wait_for(core.recovering())
         if mine.new or mine.calls < giver.calls:
             self.calls.adopt(package["calls"])
-        self.calls.mixed = any(each.new or each.mixed for each in facts)
-        self._deal(package["sampler"], facts, giver, agree=agree)
+        self.calls.mixed = any(each.new or each.mixed for each in standings)
+        if package["sampler"] is not None:
+            self._deal(package["sampler"], batches_done(standings, giver, agree=agree))
         return self._commit(core, giver.steps)
 
-    def _gather(self, core: Core, everyone: Replicas, place: Place | None) -> list[_Facts]:
+    def _gather(self, core: Core, everyone: Replicas, place: Place | None) -> list[Standing]:
         steps = -1 if place is None else int(place.state["steps"])
         epoch, taken = (0, 0) if self.sampler is None else (self.sampler.epoch, self.sampler.taken)
         lines = [*self.settings, *describe(core.model.named_parameters(), "parameter")]
@@ -195,36 +164,7 @@ class Regrouper:
         sampler = self.sampler
         batch_size = 0 if sampler is None or sampler.fixed == "worker" else sampler.batch_size
         told = everyone.gather_objects([*mine, self._known, self.since, shared, alike, *calls, batch_size])
-        return [_Facts(*each) for each in told]
-
-    @staticmethod
-    def _is_behind(each: _Facts, giver: _Facts, *, agree: bool) -> bool:
-        """Whether a worker must take over model and optimizer."""
-        if each.new or each.shared != giver.shared:
-            return True
-        if each.calls < giver.calls and giver.averaged:
-            return True
-        return agree and (each.synced, each.steps) != (giver.synced, giver.steps)
-
-    def _check_joiners(self, facts: Sequence[_Facts], old: Sequence[_Facts]) -> None:
-        """A joiner with another model, or one too many for a batch, leaves with an error; the others go on
-        without it."""
-        if (most := max(each.batch_size for each in old)) and len(facts) > most:
-            extra = [each.id for each in facts if each.new][max(0, most - len(old)) :]
-            words = f"batches of {most} samples for all workers together cannot be shared by {len(facts)}"
-            if self.world.me.id in extra:
-                raise UsageError(f"this worker cannot join: {words}", hint="make batch_size larger")
-            raise PeerLost(f"{', '.join(extra)} must leave: {words}")
-        wrong = [each for each in facts if each.new and each.alike != old[0].alike]
-        if not wrong:
-            return
-        names = ", ".join(each.id for each in wrong)
-        if any(each.id == self.world.me.id for each in wrong):
-            raise PeerDiffers(
-                "this worker has another model or other settings than the world it joins",
-                hint="run the same script with the same arguments",
-            )
-        raise PeerLost(f"{names} has another model or other settings, and must leave")
+        return [Standing(*each) for each in told]
 
     def _package(self, core: Core, place: Place | None, *, full: bool) -> dict[str, Any]:
         assert place is not None, "who gives is not new"
@@ -245,24 +185,8 @@ class Regrouper:
         everyone.broadcast_tensors_(_model_tensors(core), 0)
         core.restart()
 
-    def _deal(
-        self, state: dict[str, Any] | None, facts: Sequence[_Facts], giver: _Facts, *, agree: bool
-    ) -> None:
-        """Agree on the samples that are left: what each worker of the giver's generation has done counts."""
-        if state is None:
-            return
-        there = {each.rank: each for each in facts if not each.new and each.synced == giver.synced}
-        known = [max(steps) for steps in zip(*(each.known for each in there.values()), strict=True)]
-        done = []
-        for rank, steps in enumerate(known):
-            if agree:
-                done.append(giver.taken)
-            elif (
-                rank in there
-            ):  # whoever is still at the end of the epoch before has done nothing of this one
-                done.append(there[rank].taken if there[rank].epoch == giver.epoch else 0)
-            else:  # it is lost: what it last said to have done
-                done.append(max(0, steps - giver.since))
+    def _deal(self, state: dict[str, Any], done: list[int]) -> None:
+        """Deal out the samples that are left, now that all know how many batches each worker has done."""
         self._done = done
         if self.sampler is None:
             self.waiting["sampler"] = {**state, "done": done}

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from thinwire.engine.buckets import local
-from thinwire.engine.core import Ranks
+from thinwire.engine.replica_group import Ranks
 from thinwire.errors import check
 from thinwire.wire.base import Lane
 

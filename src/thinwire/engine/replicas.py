@@ -49,8 +49,8 @@ class Replicas:
 
     def _gather(self, data: Tensor) -> Tensor:
         """Every worker's flat tensor of one size: a row each, in order of rank."""
-        everyones = data.new_empty(self._world_size * data.numel())
-        self._wait(self._endpoint.issue(lambda wire: wire.all_gather(data, everyones)))
+        work, everyones = self._endpoint.gather(data)
+        self._wait(work)
         return everyones.view(self._world_size, data.numel())
 
     def gather_objects(self, value: Any) -> list[Any]:

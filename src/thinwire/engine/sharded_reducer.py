@@ -8,7 +8,7 @@ optimizer needs 1 / P of the memory.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -18,10 +18,12 @@ from torch.optim import Optimizer
 
 from thinwire.engine.backward_hooks import BackwardHooks
 from thinwire.engine.buckets import ParameterBucket
+from thinwire.engine.clipping import GradientPart
 from thinwire.engine.driver import Task
 from thinwire.engine.endpoint import Make
 from thinwire.engine.forward_hooks import ForwardHooks, is_compiled
 from thinwire.engine.pending_gradient import PendingGradient
+from thinwire.engine.refusal import Refusal
 from thinwire.engine.state_access import StateAccessHooks
 from thinwire.engine.strips import OwnedGroups, Strip, StripPiece, check_elementwise
 from thinwire.errors import UsageError
@@ -33,11 +35,12 @@ from thinwire.wire.work import Work, in_background
 class StripLauncher(Protocol):
     """How strips are sent and awaited; the core supplies it."""
 
+    @property
+    def refusal(self) -> Refusal: ...
     def start_reducing(self, place: int, make: Make, name: str) -> Task: ...
     def position(self, place: int) -> tuple[int, int]: ...
     def send_buffers(self) -> None: ...
     def receiving_buffers(self) -> Iterator[Work]: ...
-    def refused_elsewhere(self) -> Generator[Work, None, bool]: ...
     def wait_for(self, works: Iterable[Work]) -> None: ...
 
 
@@ -79,6 +82,11 @@ class ShardedReducer:
     def pieces(self) -> list[StripPiece]:
         return [piece for strip in self.strips for piece in strip.pieces]
 
+    def gradient_parts(self) -> list[GradientPart]:
+        """The gradients of the strips that this worker updates, and nobody else."""
+        owned = [piece.parameter.grad for piece in self.pieces]
+        return [GradientPart(gradient, num_holders=1) for gradient in owned if gradient is not None]
+
     def hook(self) -> None:
         for strip in self.strips:
             strip.read_()
@@ -118,7 +126,7 @@ class ShardedReducer:
             yield task
             strip.give_gradients_()
         yield from self._launcher.receiving_buffers()
-        if (yield from self._launcher.refused_elsewhere()):
+        if (yield from self._launcher.refusal.elsewhere()):
             for strip in self.strips:
                 grads = [piece.parameter.grad for piece in strip.pieces]
                 strip.bucket.refuse_(grad for grad in grads if grad is not None)

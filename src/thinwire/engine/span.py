@@ -1,10 +1,17 @@
-"""Span: some neighbouring numbers of a bucket, wherever its tensors keep them."""
+"""Numbers of a flat tensor: by tensor (views), and neighbouring ones wherever tensors keep them (Span)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
+
+
+def views(flat: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """A flat tensor as tensors of these shapes, one after another."""
+    parts = flat.split([shape.numel() for shape in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 class Span:

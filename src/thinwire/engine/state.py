@@ -1,142 +1,24 @@
-"""A strategy's state in checkpoints: flat tensors by parameter, and the plain rest.
+"""A strategy's state in checkpoints, in other worlds and for smaller parameters.
 
-A leaf belongs to a bucket and holds one number for each of its parameters' numbers (or only for the large
-parameters'). It is saved by parameter name, so that it can be carried over to other buckets, to another
-number of workers by the rule given where it was made, and to parameters that have shrunk. Plain are numbers,
-lists and tensors that belong to no parameter.
+It has two parts: leaves, which belong to parameters (`leaves.py`), and the plain rest: numbers, lists and
+tensors that belong to no parameter. Each group of replicas has a plain rest of its own.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
+from thinwire.engine.leaves import Kept, dump_leaves, load_common, load_leaves, shrink
 from thinwire.errors import DataError
-from thinwire.strategies.base import ON_RESIZE, OnResize
+from thinwire.strategies.base import ON_RESIZE, overrides
 
 if TYPE_CHECKING:
     from thinwire.engine.buckets import ParameterBucket
     from thinwire.strategies.base import Strategy
-
-Saved = dict[str, dict[str, Tensor]]
-"""By leaf, then by parameter."""
-Kept = Mapping[str, Sequence[Tensor | None]]
-"""By parameter: for each of its dimensions the indices that are left, None if all are."""
-
-
-@dataclasses.dataclass(slots=True)
-class Leaf:
-    """One flat tensor of a bucket."""
-
-    data: Tensor
-    on_resize: OnResize
-    names: Sequence[str]
-    """Of the parameters it covers, in the order they lie in it."""
-    shapes: Sequence[torch.Size]
-    of_parameters: bool = False
-    """Whether it holds values of parameters."""
-    changed: bool = dataclasses.field(default=False, init=False)
-    """Whether a pass may have changed it that no step has used yet."""
-    _before: Tensor | None = dataclasses.field(default=None, init=False)
-
-    def remember_(self) -> None:
-        """Keep a copy, in case no step uses what a pass makes of it."""
-        if self._before is None:
-            self._before = torch.empty_like(self.data)
-        self._before.copy_(self.data)
-        self.changed = True
-
-    def undo_(self) -> None:
-        """Go back to the copy."""
-        if self._before is not None and self.changed:
-            self.data.copy_(self._before)
-
-    def parts(self) -> list[tuple[str, Tensor]]:
-        """Views of the data, by parameter."""
-        views = self.data.split([shape.numel() for shape in self.shapes])
-        parts = zip(self.names, views, self.shapes, strict=True)
-        return [(name, view.view(shape)) for name, view, shape in parts]
-
-
-def dump_leaves(buckets: Iterable[ParameterBucket]) -> Saved:
-    """A copy of all leaves."""
-    found: Saved = {}
-    for bucket in buckets:
-        for name, leaf in bucket.leaves.items():
-            found.setdefault(name, {}).update((key, part.detach().clone()) for key, part in leaf.parts())
-    return found
-
-
-@torch.no_grad()
-def load_leaves(
-    buckets: Iterable[ParameterBucket], saved: Sequence[Saved], rank: int, world_size: int
-) -> None:
-    """Overwrite the leaves with what all workers saved, in order of rank, however many they were."""
-    parts = [
-        (name, leaf.on_resize, parameter, part)
-        for bucket in buckets
-        for name, leaf in bucket.leaves.items()
-        for parameter, part in leaf.parts()
-    ]
-    for name, rule, parameter, part in parts:
-        mine = _share([each.get(name, {}).get(parameter) for each in saved], rule, rank, world_size)
-        if mine is None:
-            continue
-        if mine.shape != part.shape:
-            raise DataError(
-                f"{name} of {parameter} does not fit: saved {tuple(mine.shape)}, "
-                f"this run has {tuple(part.shape)}"
-            )
-        part.copy_(mine)
-
-
-@torch.no_grad()
-def load_common(
-    buckets: Iterable[ParameterBucket], saved: Saved, rules: Sequence[OnResize] = ("same", "mean")
-) -> None:
-    """Overwrite the leaves that all workers have in common, or nearly, with those of one of them."""
-    for bucket in buckets:
-        for name, leaf in bucket.leaves.items():
-            if leaf.on_resize in rules:
-                for parameter, part in leaf.parts():
-                    if (theirs := saved.get(name, {}).get(parameter)) is not None:
-                        part.copy_(theirs)
-
-
-def _share(found: Sequence[Tensor | None], rule: OnResize, rank: int, world_size: int) -> Tensor | None:
-    """This worker's part of a tensor that all workers saved; None: it stays as it was made."""
-    values = [value for value in found if value is not None]
-    if len(values) < len(found):
-        return None  # a parameter that had no such leaf, because it counted as small then
-    if len(values) == world_size:
-        return values[rank]
-    if rule == "sum":
-        return sum(values[rank::world_size], start=torch.zeros_like(values[0]))
-    if rule == "mean":
-        return sum(values, start=torch.zeros_like(values[0])) / len(values)
-    return values[0] if rule == "same" else None
-
-
-def shrink(saved: Saved, kept: Kept) -> Saved:
-    """What is left of saved leaves where parameters have kept some of their indices only."""
-    return {
-        name: {parameter: _select(data, kept.get(parameter, ())) for parameter, data in by_parameter.items()}
-        for name, by_parameter in saved.items()
-    }
-
-
-def _select(data: Tensor, kept: Sequence[Tensor | None]) -> Tensor:
-    for dim, index in enumerate(kept):
-        if index is not None:
-            data = data.index_select(dim, index.to(data.device))
-    return data
-
-
-# -- all of it ------------------------------------------------------------------------------------
 
 
 def dump_all(
@@ -169,6 +51,11 @@ def load_all(
     world_size: int,
 ) -> list[Any]:
     """Go on with this worker's share of what all workers saved, in order of rank; returns the states."""
+    if len(states) > 1 and len(saved) != world_size and any(each["leaves"] for each in saved):
+        raise DataError(
+            f"the state of {len(saved)} workers with several groups cannot go on with {world_size}",
+            hint="go on with as many workers as saved it",
+        )
     load_leaves(buckets, [each["leaves"] for each in saved], rank, world_size)
     furthest = max(saved, key=lambda each: int(each["steps"]))
     if furthest["layout"] != [bucket.names for bucket in buckets]:
@@ -180,7 +67,43 @@ def load_all(
     return list(states)
 
 
-# -- the plain rest -------------------------------------------------------------------------------
+def take_over(
+    strategy: Strategy,
+    buckets: Sequence[ParameterBucket],
+    states: Sequence[Any],
+    *,
+    own: Mapping[str, Any] | None,
+    giver: Mapping[str, Any],
+    joins: bool,
+) -> None:
+    """Go on in another world: with this worker's own leaves, and what all have in common from `giver`.
+
+    Whoever joins has no leaves of its own, or must not keep those that all have in common.
+    """
+    if own is not None:
+        load_leaves(buckets, [own["leaves"]], rank=0, world_size=1)
+    if joins or not overrides(strategy, "recover"):
+        load_common(buckets, giver["leaves"], ("same", "mean") if joins else ("same",))
+    layout = [bucket.names for bucket in buckets]
+    for rule, source in (("same", giver), ("own", None if joins else own)):
+        if source is not None and source["layout"] == layout:
+            for state, plain in zip(states, source["plain"], strict=True):
+                load_fields(state, plain, rule)
+
+
+def shrunken(
+    saved: dict[str, Any],
+    buckets: Sequence[ParameterBucket],
+    kept: Kept,
+    move: Callable[[dict[str, Tensor]], None],
+) -> dict[str, Any]:
+    """A saved state as it is for parameters that keep only these indices; `move` first changes the values of
+    copies of parameters, given by name."""
+    leaves = [each for bucket in buckets for each in bucket.leaves.items()]
+    for name in {name for name, leaf in leaves if leaf.of_parameters}:
+        move(saved["leaves"][name])
+    # What belongs to no parameter may still have the size of one: it begins anew.
+    return {**saved, "leaves": shrink(saved["leaves"], kept), "layout": []}
 
 
 def dump(state: Any, leaves: set[int]) -> Any:

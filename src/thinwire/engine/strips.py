@@ -60,7 +60,7 @@ class Strip:
 
     def message(self) -> Tensor:
         """The gradients as a reduce-scatter takes them: to every worker its strip, and the bucket's tail."""
-        gradients, tail = self.bucket.parts()
+        gradients, tail = self.bucket.flat.gradients, self.bucket.flat.tail
         rows = gradients.new_zeros(self.world_size, self.width + tail.numel())
         whole, rest = divmod(gradients.numel(), self.width)
         rows[:whole, : self.width] = gradients[: whole * self.width].view(whole, self.width)
@@ -71,21 +71,21 @@ class Strip:
 
     def take_(self, reduced: Tensor) -> None:
         """Put the mean of a strip and its tail back into the bucket."""
-        gradients, tail = self.bucket.parts()
+        gradients, tail = self.bucket.flat.gradients, self.bucket.flat.tail
         gradients[self.start : self.stop].copy_(reduced[: self.stop - self.start])
         tail.copy_(reduced[self.width :])
 
     @torch.no_grad()
     def give_gradients_(self) -> None:
         """Add the reduced gradients to those of the pieces."""
-        self.bucket.divide_()
-        used = self.bucket.used_somewhere()
-        gradients, _ = self.bucket.parts()
+        flat = self.bucket.flat
+        flat.divide_()
+        used = flat.used_somewhere()
         at = self.start
         for piece in self.pieces:
             numel = piece.stop - piece.start
             if used[piece.place]:
-                part = gradients[at : at + numel]
+                part = flat.gradients[at : at + numel]
                 if piece.parameter.grad is None:
                     piece.parameter.grad = part.clone()
                 else:

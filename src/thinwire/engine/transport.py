@@ -95,7 +95,7 @@ class Transport:
     def _wait(self, work: Work) -> None:
         deadline, told_at = time.monotonic() + self.timeout_s, time.monotonic() + TELL_S
         while not self._training.run_until(work, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
-            error = self._lane.missing(0 if self.core is None else self.core.landing_step)
+            error = self._lane.missing(0 if self.core is None else self.core.awaited_step)
             if error is None and time.monotonic() >= deadline:
                 error = self._lane.late_error(f"worker {self._lane.rank} has waited {self.timeout_s:g} s")
             if error is not None and self._failure is not None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ import torch
 from thinwire.errors import check
 from thinwire.hosts.quantities import HIGHEST_BIT_PER_S, LOWEST_BIT_PER_S
 from thinwire.planner.accuracy import expected
+from thinwire.planner.auto_timing import StepTimer, measure_wire
 from thinwire.planner.cluster import Cluster, ClusterHost
 from thinwire.planner.predict import Planner
 from thinwire.planner.workload import FORWARD_SHARE, Workload
@@ -28,8 +28,6 @@ from thinwire.wire.work import Work, training_thread
 OPTIONS = ("all-reduce", "gossip-grad", "gossip-grad:share=0.1", "trickle", "gtopk")
 """What it can pick; the first is exact SGD, with which it begins. The last two share their
 residuals, which are empty whenever one of them begins."""
-LEAST_PROBE, MOST_PROBE, PROBE_SHARE = 1 << 14, 1 << 20, 1 / 32
-"""Numbers that are sent to measure the wire: a part of the model's, within bounds."""
 EQUAL = 0.05
 """Speeds that differ by less than this share count as equal."""
 WRONG = 1.1
@@ -38,37 +36,6 @@ CHANGED = 2.0
 """Another bandwidth by this factor: what was found to be wrong may be right now."""
 
 _log = logging.getLogger("thinwire")
-
-
-@dataclass(slots=True)
-class _Timer:
-    """What one worker sees of its steps between two considerations."""
-
-    began_s: float | None = None
-    """When the last step had been made."""
-    reduced_s: float | None = None
-    """When the last bucket of the step under way was reduced."""
-    compute_s: list[float] = field(default_factory=list)
-    optimizer_s: list[float] = field(default_factory=list)
-    step_s: list[float] = field(default_factory=list)
-
-    def full(self, now_s: float) -> None:
-        """The last bucket of a step is full: computing has ended."""
-        if self.began_s is not None:
-            self.compute_s.append(now_s - self.began_s)
-
-    def stepped(self, now_s: float) -> None:
-        if self.began_s is not None:
-            self.step_s.append(now_s - self.began_s)
-            if self.reduced_s is not None:
-                self.optimizer_s.append(now_s - self.reduced_s)
-        self.began_s, self.reduced_s = now_s, None
-
-    def read(self) -> list[float]:
-        """Medians of forward with backward, of the optimizer and of whole steps, and begin anew."""
-        found = [median(s) if s else 0.0 for s in (self.compute_s, self.optimizer_s, self.step_s)]
-        self.compute_s, self.optimizer_s, self.step_s, self.began_s = [], [], [], None
-        return found
 
 
 @dataclass(slots=True)
@@ -87,10 +54,10 @@ class AutoState:
     steps_s: list[float] = field(default_factory=lambda: [0.0] * len(OPTIONS), metadata=SAME)
     """Seconds of a step as last measured; 0: not yet."""
     optimizer_s: float = field(default=0.0, metadata=SAME)
-    """Seconds of the optimizer's step, as last measured where nothing lands before it."""
+    """Seconds of the optimizer's step, as last measured where nothing is brought back before it."""
     bit_per_s: float = field(default=0.0, metadata=SAME)
     switches: int = field(default=0, metadata=SAME)
-    timer: _Timer = field(default_factory=_Timer, init=False, repr=False)
+    timer: StepTimer = field(default_factory=StepTimer, init=False, repr=False)
     buckets: Sequence[Bucket] = field(default=(), init=False, repr=False)
     ready: Work = field(default_factory=Work, init=False, repr=False)
     leaving: int | None = field(default=None, init=False, repr=False)
@@ -194,7 +161,7 @@ class AutoStrategy(Strategy):
     async def _consider(self, state: AutoState, wire: Wire) -> None:
         """Measure, agree, and change the pick if another is better."""
         compute_s, optimizer_s, step_s = state.timer.read()
-        hop_s, bit_per_s = await _probe(state.buckets, wire)
+        hop_s, bit_per_s = await measure_wire(state.buckets, wire)
         own = torch.tensor([compute_s, optimizer_s, step_s, hop_s, 1 / bit_per_s], dtype=torch.float64)
         everyones = own.new_empty(wire.world_size * own.numel())
         await wire.all_gather(own, everyones)
@@ -298,17 +265,3 @@ def _run_out_(mean: torch.Tensor, anchor: torch.Tensor, velocity: torch.Tensor, 
     mean.sub_(anchor).div_(1 - momentum).add_(anchor)
     mean.add_(velocity, alpha=momentum**2 / (1 - momentum))
     velocity.zero_()
-
-
-async def _probe(buckets: Sequence[Bucket], wire: Wire) -> tuple[float, float]:
-    """Seconds of one hop of a collective, and bits per second while all send."""
-    like, hops = buckets[0].gradient, 2 * (wire.world_size - 1)
-    numbers = sum(bucket.num_parameters for bucket in buckets) * PROBE_SHARE
-    few, many = like.new_zeros(8), like.new_zeros(int(min(max(numbers, LEAST_PROBE), MOST_PROBE)))
-    taken_s = []
-    for data in (few, few, many):  # the first also waits for workers that are late
-        began_s = wire.now()
-        await wire.all_reduce_(data)
-        taken_s.append(max(wire.now() - began_s, 1e-7))
-    sending_s = max(taken_s[2] - taken_s[1], 0.1 * taken_s[2])
-    return taken_s[1] / hops, 8 * hops / wire.world_size * many.nbytes / sending_s

@@ -13,17 +13,8 @@ from statistics import fmean
 from typing import Any
 
 from thinwire.errors import MissingExtra, ThinwireError
-from thinwire.events import (
-    Evaluated,
-    Event,
-    EventReader,
-    EventWriter,
-    Failed,
-    Progress,
-    RunStarted,
-    Shrunk,
-    Summary,
-)
+from thinwire.event_log import EventReader, EventWriter
+from thinwire.events import Evaluated, Event, Failed, Progress, RunStarted, Shrunk, Summary
 from thinwire.files import locked
 from thinwire.recipes.config import FILE, RunConfig, write_config
 from thinwire.recipes.elastic_launch import ElasticWorkers

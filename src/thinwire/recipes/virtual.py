@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from thinwire.errors import SettingError, check
-from thinwire.events import Evaluated, Event, EventWriter, Record, Summary
+from thinwire.event_log import EventWriter
+from thinwire.events import Evaluated, Event, Record, Summary
 from thinwire.hosts.description import Description
 from thinwire.recipes.base import Recipe
 from thinwire.recipes.config import RunConfig, run_started

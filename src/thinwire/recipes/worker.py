@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from thinwire.errors import PeerLate, PeerLost, ThinwireError
-from thinwire.events import Event, EventWriter, Failed, Record
+from thinwire.event_log import EventWriter
+from thinwire.events import Event, Failed, Record
 from thinwire.recipes import registry
 from thinwire.recipes.config import RunConfig, read_config, run_started
 

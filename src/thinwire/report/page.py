@@ -12,7 +12,7 @@ from html import escape
 from pathlib import Path
 
 from thinwire.errors import DataError
-from thinwire.events import FOLDER
+from thinwire.event_log import FOLDER
 from thinwire.report import drawing
 from thinwire.report.drawing import COLOURS, PNG_DPI, WIDTH_INCHES, Plot
 from thinwire.report.findings import as_date, key_numbers, notices, title, verdict, what_was_run

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.errors import DataError
-from thinwire.events import FOLDER, EventReader, StepTimed
+from thinwire.event_log import FOLDER, EventReader
+from thinwire.events import StepTimed
 from thinwire.report.runs import Run, make_run, read_json, read_list
 from thinwire.timings import CEILING, FAMILIES, Family, Timing, timings
 from thinwire.units import count

@@ -97,8 +97,9 @@ class Lane(Protocol):
     def lost(self) -> BaseException | None:
         """Why nothing can be sent any more, once a worker is gone."""
 
-    def missing(self, landing: int = 0) -> PeerError | None:
-        """The error for waiting where a worker will never come to; `landing`: for its part of this step."""
+    def missing(self, awaited_step: int = 0) -> PeerError | None:
+        """The error for waiting where a worker will never come to; this one waits for the mixing after
+        `awaited_step`."""
 
     def late_error(self, cause: str) -> PeerLate:
         """The error for having waited too long, naming the worker that is furthest behind."""

@@ -209,7 +209,7 @@ class LocalLane:
     def lost(self) -> BaseException | None:
         return self._world.error
 
-    def missing(self, landing: int = 0) -> None:
+    def missing(self, awaited_step: int = 0) -> None:
         return None
 
     def late_error(self, cause: str) -> PeerLate:

@@ -149,8 +149,8 @@ class ProcessGroupLane:
         """Steps that each worker has last said to have done, in order of rank."""
         return self._watch.known_steps
 
-    def missing(self, landing: int = 0) -> PeerError | None:
-        return self._watch.missing(landing)
+    def missing(self, awaited_step: int = 0) -> PeerError | None:
+        return self._watch.missing(awaited_step)
 
     def late_error(self, cause: str) -> PeerLate:
         return self._watch.late(cause)

@@ -138,13 +138,13 @@ class Watch:
         cause = str(error).splitlines()[0] if str(error) else type(error).__name__
         return self.missing() or self.late(f"an operation failed: {cause}")
 
-    def missing(self, landing: int = 0) -> PeerError | None:
+    def missing(self, awaited_step: int = 0) -> PeerError | None:
         """A worker that will not come to where this one waits: it has ended, leaves, or is in a call of the
-        link that this worker has left out. `landing`: a step whose mixing this worker waits for."""
-        error = next(filter(None, (self._absence(other, landing) for other in self._others)), None)
+        link that this worker has left out. `awaited_step`: a step whose mixing this worker waits for."""
+        error = next(filter(None, (self._absence(other, awaited_step) for other in self._others)), None)
         return self._lost or error  # whoever has ended meanwhile did so because of the one that is lost
 
-    def _absence(self, other: WatchedWorker, landing: int) -> PeerError | None:
+    def _absence(self, other: WatchedWorker, awaited_step: int) -> PeerError | None:
         mine, theirs = self._me.status, other.status
         kind: type[PeerError] = PeerLost
         hint = (
@@ -152,7 +152,7 @@ class Watch:
             "left out steps there: use bfloat16"
         )
         goes_on = mine.doing != "" and not mine.leaves
-        leaves_early = theirs.leaves and theirs.steps < (mine.steps + 1 if goes_on else landing)
+        leaves_early = theirs.leaves and theirs.steps < (mine.steps + 1 if goes_on else awaited_step)
         if other.has_left:
             message = f"{other.name} has ended after step {theirs.steps} while others still train"
         elif leaves_early and theirs.doing.startswith(FAILING):

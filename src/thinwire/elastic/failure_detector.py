@@ -12,8 +12,8 @@ _JOIN_S = 3.0
 """Who has asked to join is forgotten unless it asks again."""
 
 
-class Hearing:
-    """Times of one worker's clock, by the other worker's name."""
+class FailureDetector:
+    """When others were heard of, by name, on this worker's clock."""
 
     def __init__(self, patience: Patience) -> None:
         self._patience = patience

@@ -1,4 +1,4 @@
-"""Whoever comes to the door of a worker: a handshake in a thread of its own, and few at a time."""
+"""Connections that others make to this worker: a handshake in a thread of its own each, and few at a time."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _log = logging.getLogger("thinwire")
 _MOST_AT_ONCE = 32
 
 
-class Guests:
-    """Handshakes under way at one door."""
+class Acceptor:
+    """The handshakes under way at one listening socket."""
 
     def __init__(
         self, key: bytes, roster: Callable[[], Roster], welcome: Callable[[KeyedChannel], None]

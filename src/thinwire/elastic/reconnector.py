@@ -1,4 +1,4 @@
-"""Looks at the doors of workers to which there is no connection: does their process still listen?"""
+"""Connects again to workers whose connection broke, or finds that their process does not listen any more."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from collections.abc import Callable
 
 from thinwire.elastic.membership import Member
 
-_KNOCK_S = 1.0
-"""To see whether a worker whose connection broke still listens."""
+_CONNECT_S = 1.0
 _AGAIN_S = (0.02, 0.05, 0.1, 0.2, 0.0)
-"""A process that ends may close its door after its connections: whoever finds it open looks again."""
+"""A process that ends may close its listening socket after its connections: then look again."""
 
 
-class Knocking:
-    """Doors that are looked at just now, each in a thread of its own."""
+class Reconnector:
+    """Attempts to connect that are under way, each in a thread of its own."""
 
     def __init__(
         self,
@@ -41,13 +40,13 @@ class Knocking:
         return id_ in self._under_way
 
     def start(self, member: Member) -> None:
-        """Look at a worker's door, unless somebody does already."""
+        """Try to reach a worker, unless an attempt is under way."""
         if member.id not in self._under_way and not self._is_settled(member):
             self._under_way.add(member.id)
-            threading.Thread(target=self._knock, args=(member,), name="thinwire-knock", daemon=True).start()
+            threading.Thread(target=self._try, args=(member,), name="thinwire-reconnect", daemon=True).start()
 
-    def _knock(self, member: Member) -> None:
-        """Until there is a connection, or the member is known to be dead or out of reach; of two who lost
+    def _try(self, member: Member) -> None:
+        """Try until there is a connection, or the member is known to be dead or out of reach; of two who lost
         their connection, the later member makes the new one."""
         for pause_s in _AGAIN_S:
             if not self._listens(member):
@@ -62,9 +61,9 @@ class Knocking:
             self._ended()
 
     def _listens(self, member: Member) -> bool:
-        """Knock once; a door that refuses belongs to a process that has ended."""
+        """Connect once; a port that refuses belonged to a process that has ended."""
         try:
-            connection = socket.create_connection((member.host, member.port), timeout=_KNOCK_S)
+            connection = socket.create_connection((member.host, member.port), timeout=_CONNECT_S)
         except ConnectionRefusedError:
             self._refused(member)
             return False
