@@ -20,7 +20,7 @@ class Member:
     host: str
     """By which the others reach it."""
     port: int
-    """Of its door."""
+    """The port that it listens on."""
 
     def to_json(self) -> list[Any]:
         return [self.id, self.host, self.port]

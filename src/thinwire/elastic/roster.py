@@ -27,7 +27,7 @@ class Roster:
         self.left_out: Membership | None = None
         """The membership that was decided without this worker."""
         self.other_lineages: set[str] = set()
-        """Of worlds that went on by themselves, and were heard of."""
+        """Lineages of worlds that went on by themselves, as far as they were heard of."""
         self.knowledge = Knowledge()
         self._retry_s = retry_s
         self._history: dict[int, Membership] = {}

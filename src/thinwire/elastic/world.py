@@ -65,7 +65,7 @@ class Elastic:
 
     @property
     def addresses(self) -> list[str]:
-        """Of workers to join."""
+        """Addresses of workers to join."""
         return list(self.join) or [each for each in os.environ.get("THINWIRE_JOIN", "").split(",") if each]
 
     @property

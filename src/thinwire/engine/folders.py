@@ -49,7 +49,7 @@ class Manifest:
     about: Mapping[str, str]
     """What a run must have in common with it to go on from it."""
     files: Mapping[str, Mapping[str, Any]]
-    """Of each file its size, `bytes`, and its digest, `sha256`."""
+    """By file: its size, `bytes`, and its digest, `sha256`."""
 
 
 def worker(rank: int) -> str:

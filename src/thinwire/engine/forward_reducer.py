@@ -40,7 +40,7 @@ class _Update:
     to_step: bool = False
     """`optimizer.step()` was called since."""
     versions: list[int] = field(default_factory=list)
-    """Of its parameters when that was: whoever writes to one now would be overtaken by the step."""
+    """Versions of its parameters at that call: the step would overwrite what is written to them since."""
     missed: bool = False
     """Its last update was not asked for by the forward of this pass."""
     pending: Sequence[PendingGradient | None] = ()

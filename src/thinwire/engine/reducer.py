@@ -52,7 +52,7 @@ class BackwardReducer:
         self._full: set[int] = set()
         self._tasks: list[Work] = []
         self._unused: _Witness | None = None
-        """Of the last pass, while no step has used its gradients."""
+        """The last pass, while no step has used its gradients."""
 
     def backward_begins(self) -> None:
         if self._unused is not None and self._unused.was_dropped():

@@ -39,11 +39,11 @@ class Place:
     """Where one worker is in the training."""
 
     state: dict[str, Any]
-    """Of the strategy."""
+    """The strategy's state, as it is saved."""
     shared: str
-    """Digest of what of it is the same on all workers."""
+    """Digest of the part of it that is the same on all workers."""
     num_residuals: int
-    """Numbers of it that only this worker has."""
+    """How many of its numbers only this worker has."""
 
     @classmethod
     def of(cls, core: Core) -> Place:
@@ -259,7 +259,7 @@ def _adopt_model(core: Core, package: dict[str, Any]) -> None:
 
 
 def digest_of(model: nn.Module) -> str:
-    """Of its parameters, bit for bit."""
+    """A digest of a model's parameters, bit for bit."""
     digest = hashlib.sha256()
     for parameter in model.parameters():
         digest.update(

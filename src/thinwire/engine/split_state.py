@@ -58,7 +58,7 @@ class SplitReplica:
     """By parameter: whether this worker is the first of those that hold its part."""
     rank: int
     owned: OwnedGroups | None = None
-    """Of strip-owned updates."""
+    """The strips of the optimizer's state that this worker owns (`sharded=True`)."""
 
     @classmethod
     def of(cls, core: Core, optimizer: Optimizer) -> SplitReplica | None:

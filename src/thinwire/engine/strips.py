@@ -25,7 +25,7 @@ class StripPiece:
     """A part of one parameter, as a parameter of the user's optimizer."""
 
     place: int
-    """Of the parameter in its bucket."""
+    """The number of the parameter in its bucket."""
     start: int
     stop: int
     """In the flat parameter, of a DTensor in its local part."""
