@@ -52,7 +52,7 @@ STRATEGIES = (
     "gossip-grad:share=auto",
     "sasgd:interval=auto",
     "trickle",
-    "trickle:density=1.0:payload=sign",
+    "trickle:density=0.03",
     "gtopk:density=0.01:warmup_steps={warmup}",
     "sasgd:interval=8",
     "sasgd:interval=32",

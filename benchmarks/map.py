@@ -63,7 +63,7 @@ STRATEGIES = (
     "sasgd:interval=32",
     "diloco",
     "diloco:interval=32:fragments=8:delay=1:payload=int4",
-    "trickle:density=0.1",
+    "trickle:density=0.03",
     "trickle:interval=32",
     "partial-averaging",
     "post-local:exact_steps={third}",

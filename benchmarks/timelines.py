@@ -132,7 +132,7 @@ def diloco() -> Timeline:
 def trickle() -> Timeline:
     picture = Timeline(
         ["worker 0", "worker 1", "wire", "due part"],
-        "Each step another eighth is due; its largest changes go out, the largest sums come back.",
+        "Each step another eighth is due; signs of its changes go out, signs of the sums come back.",
         gaps=[2],
     )
     for row in range(2):
@@ -141,7 +141,7 @@ def trickle() -> Timeline:
         part, start = (step - 1) % 8, 56.0 * step
         colour = PARTS[part % len(PARTS)]
         picture.arrow((start - 4, 1), (start + 4, 2), colour)
-        picture.message(2, start, 44, "3 %", colour)
+        picture.message(2, start, 44, "1 bit", colour)
         picture.arrow((start + 40, 2), (start + 48, 1), colour)
         for place in range(8):
             picture.part(3, start + 5.5 * place, 4, colour if place == part else STEP)

@@ -23,6 +23,7 @@ STRATEGIES: list[Strategy] = [
     tw.DiLoCo(interval=3, fragments=2, delay=2, payload="int4"),
     tw.DiLoCo(interval=2, gossip=True),
     tw.DiLoCo(interval=3, fragments=3, delay=1, merge="samples", offload=True),
+    tw.Trickle(interval=2),
     tw.Trickle(interval=2, density=0.1),
     tw.PartialAveraging(interval=2),
     tw.PostLocal(exact_steps=5, interval=4),

@@ -33,7 +33,7 @@ def test_what_was_not_measured_is_not_guessed() -> None:
     assert expected("s", {}, 17, rows=rows) is None  # more than twice the workers
     found = expected("s", {"warmup_steps": 5}, 16, rows=rows)  # how it began makes no other strategy
     assert found is not None
-    assert (found.loss, found.low, found.high) == (0.5, 0.3, 0.7)
+    assert (found.loss, found.low, found.high) == (1.0, 0.8, 1.2)  # twice the workers, twice the loss
     assert "a with 8 workers" in found.basis
 
 
@@ -111,7 +111,7 @@ def test_a_short_training_counts_for_its_own_recipe_only() -> None:
 def test_the_nearest_number_of_workers_that_is_enough() -> None:
     rows = [row(workers=4, loss=0.1), row(workers=16, loss=1.0), row(workers=64, loss=5.0)]
     losses = [expected("s", {}, workers, rows=rows) for workers in (2, 5, 16, 17, 128)]
-    assert [found and found.loss for found in losses] == [0.1, 1.0, 1.0, 5.0, 5.0]
+    assert [found and found.loss for found in losses] == [0.1, 1.0, 1.0, 5.0, 10.0]
 
 
 def test_one_run_is_as_uncertain_as_single_runs_are() -> None:

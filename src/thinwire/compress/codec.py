@@ -134,13 +134,13 @@ MOST_SPARSE = 0.4
 """Density from which on sending all numbers in one byte each is shorter."""
 
 
-def codec_of(payload: ChangePayload, density: float) -> Codec:
-    """All numbers in a payload, or the shortest way to send a part of them: the largest of every chunk, or
-    all in one byte each.
+def codec_of(payload: ChangePayload | None, density: float) -> Codec:
+    """All numbers in a payload (none: signs), or the shortest way to send a part of them: the largest of
+    every chunk, or all in one byte each.
 
-    >>> codec_of("sign", 1.0), codec_of("sign", 0.03), codec_of("sign", 0.9)
-    (Dense(payload='sign'), Largest(count=8), Dense(payload='int8'))
+    >>> codec_of(None, 1.0), codec_of("int4", 1.0), codec_of(None, 0.03), codec_of(None, 0.9)
+    (Dense(payload='sign'), Dense(payload='int4'), Largest(count=8), Dense(payload='int8'))
     """
     if density >= 1:
-        return Dense(payload)
+        return Dense(payload or "sign")
     return Dense("int8") if density > MOST_SPARSE else Largest.of(density)

@@ -11,7 +11,7 @@ from thinwire.strategies.measured import Measured, Settings, table
 LEAD_IN = ("warmup_steps", "exact_steps", "keep_rate", "clip_norm")
 """Settings for how a training begins or how rates change: they are no other strategy."""
 FURTHEST = 2
-"""A row counts for up to so many times the workers it was measured with: with more, loss grows."""
+"""A row counts for up to so many times its workers; what was lost counts as many times then."""
 SENT = ("share", "density")
 """Settings for how much is sent: a strategy that sends more loses no more."""
 SHORTEST = 10
@@ -83,7 +83,8 @@ def expected(
         rest = [row for row in rows if row.is_resolved and _is_like(row, normalised)]
         rest = [row for row in rest if row.recipe not in _recipes(found) and _sends_more(row.settings, own)]
         candidates += _nearest_of_each(rest, workers)
-    worst = max(candidates, key=lambda row: row.loss)
+    worst = max(candidates, key=lambda row: _loss(row, workers))
+    loss = _loss(worst, workers)
     runs = "1 run" if worst.seeds == 1 else f"{worst.seeds} runs"
     trained = f"{worst.epochs} epochs of {worst.steps // worst.epochs:,} steps"
     sent = [
@@ -91,7 +92,12 @@ def expected(
     ]
     basis = f"{worst.recipe} with {worst.workers} workers, {''.join(sent)}{trained}, {runs} ({worst.source})"
     margin = 2 * worst.error
-    return Expected(loss=worst.loss, low=worst.loss - margin, high=worst.loss + margin, basis=basis)
+    return Expected(loss=loss, low=loss - margin, high=loss + margin, basis=basis)
+
+
+def _loss(row: Measured, workers: int) -> float:
+    """The loss with so many workers: it grows with them, in the measured cases at most in proportion."""
+    return row.loss * max(1.0, workers / row.workers) if row.loss > 0 else row.loss
 
 
 def _same(measured: Settings, own: Settings) -> bool:

@@ -40,7 +40,6 @@ CANDIDATES = (
     "diloco",
     "diloco:fragments=5:delay=5",
     "trickle",
-    "trickle:density=0.06",
     "partial-averaging",
     "post-local",
     "hierarchical-averaging",

@@ -1,4 +1,4 @@
-"""Trickle: a small part of the model in turn, of it the largest changes only, with slow momentum."""
+"""Trickle: a small part of the model in turn, one bit for each change, with slow momentum."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ from thinwire.wire.wire import Wire
 FEW_WORKERS = 4
 FEWEST_CHANGES = 15
 """Changes of a parameter in a training, on average: with fewer, accuracy was lost (docs/trickle.md)."""
+FEWEST_STEPS = 4000
+"""The same of steps, where all changes travel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trickle(LocalStrategy):
     """Train on a thin wire: about a two-hundredth of the bytes of exact SGD, sent behind the compute.
 
-    Every step a fragment of the model is due, a different one each time. Of what local steps changed in it
-    since the common anchor, plus what was not sent before, workers send the largest numbers; the largest of
-    the means move the anchor with Nesterov momentum m, and workers go on from there.
+    Every step a fragment of the model is due, a different one each time. Workers send the signs of what local
+    steps changed in it since the common anchor, and the mean size of every 512 changes; what this does not
+    show stays in a worker's own parameters. Signs of the sums come back, they move the anchor with Nesterov
+    momentum m, and workers go on from there.
 
     So that the user's learning rate keeps its meaning, it is scaled for the time of a step: by 1 - m, since
     momentum multiplies steps by 1 / (1 - m); and of optimizers with normalised steps, such as AdamW, by the
@@ -39,11 +42,11 @@ class Trickle(LocalStrategy):
     """Steps after which a fragment is due again."""
     fragments: int | None = None
     """Parts of the model that are due in turn; none: as many as the interval has steps."""
-    density: float = 0.03
-    """Part of the changes that is sent, of their sums up to three times as much, in one byte each."""
-    payload: ChangePayload = "int8"
-    """With density=1, how all changes look on the wire: "sign" (one bit), "int4", "int8", "bf16" or "fp32"
-    (as they are)."""
+    density: float = 1.0
+    """Part of the changes that is sent, the largest of every 256; of their sums up to three times as much."""
+    payload: ChangePayload | None = None
+    """How changes look on the wire: "sign" (one bit), "int4", "int8", "bf16" or "fp32" (as they are); none:
+    signs, or one byte each where only the largest are sent."""
     momentum: float | Literal["auto"] = "auto"
     """Of the outer step. "auto": 0.5 up to four workers and 0.75 with more; 0 where the optimizer's steps are
     normalised."""
@@ -58,11 +61,11 @@ class Trickle(LocalStrategy):
         check_fragments("Trickle", self.interval, self.num_fragments, self.delay)
         check(0 < self.density <= 1, "Trickle.density", "above 0 and at most 1", self.density)
         if self.budget == "auto":
-            usual = (self.interval, self.fragments, self.density) == (8, None, 0.03)
-            rule = "None where interval, fragments or density are given"
+            usual = (self.interval, self.fragments, self.density, self.payload) == (8, None, 1.0, None)
+            rule = "None where interval, fragments, density or payload are given"
             check(usual, "Trickle.budget", rule, self.budget)
             check(self.delay == 1, "Trickle.delay", "1 with a budget", self.delay)
-        whole = self.payload == "int8" or self.density == 1
+        whole = self.payload in (None, "int8") or self.density == 1
         check(whole, "Trickle.payload", "'int8' with a density below 1", self.payload)
         valid = self.momentum == "auto" or 0 <= self.momentum < 1
         check(valid, "Trickle.momentum", "0 or more and below 1, or 'auto'", self.momentum)
@@ -106,16 +109,23 @@ class Trickle(LocalStrategy):
                 f"accuracy with {row.workers} workers ({row.where}){told}; {where}"
             )
         few = self._few_changes(num_steps, self.interval, self.density)
-        return f"Trickle with {few}; {where}" if few else ""
+        joined = "in" if self.density > MOST_SPARSE else "with"
+        return f"Trickle {joined} {few}; {where}" if few else ""
 
     def _few_changes(self, num_steps: int | None, interval: int, density: float) -> str:
         """What to do about too few changes of a parameter; empty where there are enough."""
-        changes = density * (num_steps or 0) / interval
-        if num_steps is None or density > MOST_SPARSE or changes >= FEWEST_CHANGES:
+        if num_steps is None:
+            return ""
+        if density > MOST_SPARSE:
+            if num_steps >= FEWEST_STEPS:
+                return ""
+            short = f"{num_steps:,} steps: fewer than about {FEWEST_STEPS:,} cost more accuracy"
+            return f"{short}; use GossipGraD() or SASGD(interval=2), or train longer"
+        changes = density * num_steps / interval
+        if changes >= FEWEST_CHANGES:
             return ""
         enough = FEWEST_CHANGES * interval / max(1, num_steps)
-        more = f"set density={enough:.2g} or more"
-        better = more if enough <= MOST_SPARSE else "use SASGD() or AllReduce()"
+        better = f"set density={enough:.2g} or more" if enough <= MOST_SPARSE else "set density=1"
         return (
             f"density={density:g} and interval={interval} changes a parameter {changes:.2g} times in "
             f"{num_steps:,} steps; fewer than about {FEWEST_CHANGES} cost accuracy: {better}, or train longer"

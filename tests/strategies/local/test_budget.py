@@ -47,7 +47,7 @@ def test_the_most_accurate_setting_that_fits_is_chosen(rate: str, caplog: pytest
 def test_where_nothing_fits_the_quickest_is_chosen_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "thinwire"):
         played("100kbit", tw.Trickle(budget="auto"))
-    assert "interval=8, density=0.03" in caplog.text
+    assert "interval=8, density=1" in caplog.text
     assert "a step, more than" in caplog.text
 
 

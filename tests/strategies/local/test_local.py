@@ -357,13 +357,15 @@ def test_diloco_among_two_peers_is_diloco() -> None:
 
 
 def test_trickle_says_when_steps_are_too_few() -> None:
-    assert tw.Trickle().advice(5880, 8) == ""
-    assert tw.Trickle().advice(None, 8) == ""
+    assert tw.Trickle().advice(5880, 8) == tw.Trickle().advice(None, 8) == ""
     said = tw.Trickle().advice(1710, 4)
-    assert "changes a parameter 6.4 times in 1,710 steps" in said
-    assert "set density=0.07 or more" in said
-    assert "use SASGD() or AllReduce()" in tw.Trickle().advice(100, 4)
-    assert tw.Trickle(density=1.0).advice(100, 4) == ""
+    assert "in 1,710 steps: fewer than about 4,000 cost more accuracy" in said
+    assert "use GossipGraD() or SASGD(interval=2)" in said
+    sparse = tw.Trickle(density=0.03)
+    assert sparse.advice(5880, 8) == ""
+    assert "changes a parameter 6.4 times in 1,710 steps" in sparse.advice(1710, 4)
+    assert "set density=0.07 or more" in sparse.advice(1710, 4)
+    assert "set density=1, or train longer" in sparse.advice(100, 4)
 
 
 def test_what_chooses_by_itself_says_what_it_may_cost_before_training_starts() -> None:
@@ -378,6 +380,6 @@ def test_what_chooses_by_itself_says_what_it_may_cost_before_training_starts() -
     assert "67.8 % of perplexity with 4 workers (text-transformer, 1,710 steps)" in said
     assert tw.DiLoCo().advice(88_000, 4) == tw.DiLoCo().advice(None, 4) == tw.DiLoCo().advice(100, 1) == ""
     said = tw.Trickle(budget="auto").advice(460, 4)
-    assert "may choose Trickle(interval=8, density=0.03), which cost 0.7 points of accuracy" in said
-    assert "1.7 times in 460 steps" in said
-    assert "times in" not in tw.Trickle(budget="auto").advice(5880, 4)
+    assert "may choose Trickle(interval=8, density=1), which cost 0.5 points of accuracy" in said
+    assert "460 steps: fewer than about 4,000" in said
+    assert "fewer than" not in tw.Trickle(budget="auto").advice(5880, 4)

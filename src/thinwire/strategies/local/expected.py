@@ -19,7 +19,7 @@ class TrickleSetting(NamedTuple):
     """One measured setting."""
 
     interval: int
-    payload: ChangePayload
+    payload: ChangePayload | None
     density: float
     workers: int
     points: float
@@ -28,7 +28,7 @@ class TrickleSetting(NamedTuple):
     """Recipe and length of the training."""
 
     def __str__(self) -> str:
-        look = f", payload={self.payload!r}" if self.density == 1 else ""
+        look = "" if self.payload is None else f", payload={self.payload!r}"
         return f"Trickle(interval={self.interval}, density={self.density:g}{look})"
 
     @property
