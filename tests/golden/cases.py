@@ -31,6 +31,8 @@ REPEATABLE: dict[str, Strategy] = {
     "diloco": tw.DiLoCo(interval=3),
     "diloco streaming": tw.DiLoCo(interval=4, fragments=2, delay=2, payload="int4"),
     "diloco peers": tw.DiLoCo(interval=2, gossip=True),
+    "trickle signs": tw.Trickle(interval=4),
+    "trickle largest": tw.Trickle(interval=4, density=0.1),
     "hierarchical averaging": tw.HierarchicalAveraging(interval=4, inner_interval=2, groups=1),
 }
 """Trained in threads and on the virtual clock: the bits do not depend on time."""
