@@ -37,7 +37,7 @@ class Schedule:
     topology: Topology
     world_size: int
     seed: int | None
-    """Of the random orders; None: workers never change places."""
+    """Seed of the random orders; None: workers never change places."""
 
     def __post_init__(self) -> None:
         check_one_of("topology", self.topology, get_args(Topology))
@@ -55,7 +55,7 @@ class Schedule:
         return max(1, (self.world_size - 1).bit_length())
 
     def peers(self, rank: int, round: int) -> Peers:
-        """Of worker `rank` in round `round`; itself in a world of one."""
+        """Peers of worker `rank` in round `round`; the worker itself in a world of one."""
         turn, hop = divmod(round, self.cycle)
         workers, places = _order(self.world_size, self.seed, turn)
         place, step = places[rank], 1 << hop

@@ -22,30 +22,30 @@ from thinwire.apoptosis.surgery import Fold, Removal
 from thinwire.apoptosis.units import Group
 
 RIDGES = (1e-6, 1e-5, 1e-4, 1e-3)
-"""Relative to the mean square of the neurons: so much smaller differences count as none. The first that is
-larger than the rounding of the sums: the more alike neurons are, the more that is."""
+"""Ridges to try, relative to the mean square of the neurons; smaller differences count as none. The first
+that is larger than the rounding of the sums is used: that grows the more alike neurons are."""
 BLOCK = 64
 """Neurons that are weighed against each other before the rest is brought up to date."""
 DEARER = 2.0
-"""A neuron goes with its block if it costs at most so many times the cheapest one outside."""
+"""Largest cost of a neuron that goes with its block, as a multiple of the cheapest one outside."""
 SMALLEST = 1e-200
 TWIN = 100.0
-"""Times the ridge: what the others leave of a neuron that has a duplicate, at most."""
+"""Largest residual of a neuron that has a duplicate, after the others, as a multiple of the ridge."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Takeover:
-    """What neurons that go leave to those that stay; the largest products are still to be made."""
+    """The fold of removed neurons into remaining ones, without its largest products."""
 
     stay: Tensor
     rows: Tensor
-    """Those that stay, and the constant."""
+    """Indices of the neurons that stay, and of the constant."""
     columns: Tensor
-    """Of S^-1: rows that stay, columns that go."""
+    """Part of S^-1: rows of neurons that stay, columns of those that go."""
     solved: Tensor
     factors: Tensor
     crossed: Tensor
-    """Times the factors, and with its transpose: what B gets more."""
+    """The product `crossed @ factors.T`, plus its transpose, is added to B."""
 
 
 @dataclass(slots=True)
@@ -57,12 +57,12 @@ class _Consumer:
     whole_inverse: Tensor
     """All of S^-1."""
     inverse: Tensor
-    """With a last row and column for the constant 1, where it can be folded."""
+    """Inverse of S with a last row and column for the constant 1, where it can be folded."""
     gram: Tensor
     variance: float
     rows: float
     ridge: float
-    """What was added to the diagonal of S."""
+    """Number that was added to the diagonal of S."""
 
     def nearly_free(self) -> Tensor:
         """Which neurons may go by an exact rule: the others leave nothing of them, or nobody reads them."""
@@ -97,7 +97,7 @@ class _Consumer:
         self.inverse, self.gram = _square(self.inverse, rows), _square(self.gram, stay)
 
     def without(self, gone: Tensor, stay: Tensor) -> _Takeover:
-        """How the others take over what these neurons have contributed."""
+        """The fold of these neurons into the others; changes nothing yet."""
         rows = self._with_constant(stay)
         columns = _select(self.inverse, rows, gone)
         solved = torch.linalg.solve(_square(self.inverse, gone), columns.T)
@@ -116,7 +116,7 @@ class _Consumer:
         return self._costs(self.gram.diagonal()[stay] + 2.0 * more, inverses, width)
 
     def take_over_(self, takeover: _Takeover) -> None:
-        """Go on without them."""
+        """Remove the neurons, and fold them into the others."""
         self.inverse = _square(self.inverse, takeover.rows)
         self.inverse.addmm_(takeover.columns, takeover.solved, alpha=-1.0)
         crossed = takeover.crossed @ takeover.factors.T
@@ -172,7 +172,7 @@ def eliminate(
 def _exact_causes(
     model: nn.Module, candidates: Group, means: dict[str, Tensor], gone: Tensor
 ) -> Counter[str]:
-    """How many of those that go would have gone by an exact rule, and by which."""
+    """Numbers of removed neurons that an exact rule would have removed, by rule."""
     merges = find_exact(model, candidates)
     add_constants(model, merges, means)
     return Counter(cause for neuron, cause in merges.causes.items() if gone[neuron])
@@ -257,7 +257,7 @@ def _some_fit(costs: Tensor, budgets: Tensor) -> bool:
 def _choose_in_block(
     views: Sequence[_Consumer], block: Tensor, budgets: Tensor, dearest: float, width: int
 ) -> tuple[Tensor, Tensor]:
-    """Of neurons by their costs those that go, and what that adds to what is spent, by consumer.
+    """The neurons of a block to remove, in order of cost, and the error this adds for each consumer.
 
     First without those that cost more than `dearest` once all before them are gone, such as the last of
     several that are alike; then as many as the budget allows.
@@ -272,7 +272,7 @@ def _choose_in_block(
 
 
 def _solve(view: _Consumer, kept: Tensor, dropped: Tensor) -> Fold:
-    """What those that stay take over; a row and column of S more than neurons stands for the constant 1."""
+    """The fold into neurons that stay; a row and column of S more than neurons stands for the constant 1."""
     matrix, count = view.matrix, len(kept) + len(dropped)
     base = torch.cat([kept, torch.arange(count, len(matrix))])
     if len(dropped) < len(base):  # the smaller system: with P = S^-1, S_dk S_kk^-1 = -P_dd^-1 P_dk

@@ -1,4 +1,4 @@
-"""What the neurons of a group do on recent data: second moments of what their consumers read.
+"""Activity of a group's neurons on recent data: second moments of what their consumers read.
 
 For a consumer with input h and outgoing weights a_j, the sums are E[h h^T] over samples, places (behind a
 flatten or in an image) and taps of a kernel, so that |a_j|^2 E[e^2] bounds what an error e of neuron j
@@ -56,7 +56,7 @@ class Moments:
 
     @property
     def variance(self) -> float:
-        """Of the consumer's output, summed over outputs."""
+        """Variance of the consumer's output, summed over outputs."""
         count = max(float(self.output[0]), 1.0)
         return max(float(self.output[1]) / count - float((self.output[2:] / count).square().sum()), 0.0)
 
@@ -72,7 +72,7 @@ class Moments:
 
 
 Table = dict[tuple[int, str], Moments]
-"""By group and weight of the consumer."""
+"""Moments by group and by weight of the consumer."""
 
 
 def measurable(model: nn.Module, group: Group) -> bool:
@@ -119,7 +119,7 @@ def _watching(model: nn.Module, groups: Sequence[Group], table: Table, num_calls
 
 
 Read = Callable[[Tensor, Any], tuple[Tensor, Tensor]]
-"""From input and result of a module: input and output by samples, features, and places."""
+"""Turns input and result of a module into input and output by samples, features, and places."""
 
 
 def _reader(model: nn.Module, consumer: Consumer) -> Read | None:
@@ -198,7 +198,7 @@ class _Watch:
             self._waiting.clear()
 
     def _observe(self, outputs: Tensor, samples: int) -> None:
-        """What the consumer computes."""
+        """Add the consumer's outputs to its moments."""
         places, total = outputs.shape[-1], self._moments.output
         total[0] += samples
         total[1] += float(torch.linalg.vector_norm(outputs, dtype=torch.float64)) ** 2 / places

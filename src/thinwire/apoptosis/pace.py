@@ -10,22 +10,22 @@ from torch import Tensor
 
 FASTER, SLOWER = 1.5, 0.5
 MOST, LEAST = 2.25, 1 / 16
-"""Of the budget."""
+"""Limits of `strength`, as parts of the budget."""
 GROWTH = 2
-"""Each interval between removals is so many times the one before: what goes early is saved for longer, and
+"""Factor from each interval between removals to the next: what goes early is saved for longer, and
 what an event costs does not depend on when it is."""
 SURE = 2.0
-"""A rise or a fall counts if it is so many standard errors large."""
+"""Standard errors from which a rise or a fall counts."""
 
 LITTLE = 0.02
-"""Of a layer: from which less went has a rest."""
+"""Part of a layer; a layer that gave less is left out of the next events."""
 
 Decision = Literal["remove", "undo", "wait"]
 
 
 @dataclass(slots=True)
 class RemovalPace:
-    """What one training has learnt about how much it can lose. It is asked at regular checks; removals are
+    """The pace of one training, learnt from what it could lose. It is asked at regular checks; removals are
     due at the first, and after 2, 4, 8 ... times as many steps."""
 
     adaptive: bool
@@ -34,7 +34,7 @@ class RemovalPace:
     strength: float = 1.0
     """How much of the budget the next event may use."""
     _losses: list[float | Tensor] = field(default_factory=list)
-    """Since the last check."""
+    """Losses since the last check."""
     _before: tuple[float, float] | None = None
     """Mean loss, and its squared standard error, before the last removal."""
     _resting: bool = False
@@ -71,7 +71,7 @@ class RemovalPace:
         return [float(len(recent)), sum(recent), sum(loss * loss for loss in recent)]
 
     def decide(self, sums: list[float]) -> Decision:
-        """What to do at this check, from the losses of all workers."""
+        """The decision at this check, from the losses of all workers."""
         self._checks += 1
         decision: Decision = "remove" if self._checks >= self._due else "wait"
         if self.adaptive:
@@ -119,7 +119,7 @@ class RemovalPace:
 
 
 def _numbers(losses: list[float | Tensor]) -> list[float]:
-    """As Python's numbers; those of a GPU at once, since each one alone would wait for it."""
+    """The losses as Python's numbers; those of a GPU at once, since each one alone would wait for it."""
     on_gpu = [loss.reshape(()) for loss in losses if isinstance(loss, Tensor) and loss.is_cuda]
     if len(on_gpu) < len(losses) or len({loss.device for loss in on_gpu}) != 1:
         return [float(loss) for loss in losses]
@@ -133,17 +133,17 @@ class Rests:
     they give more: weighing them costs the same, whatever comes of it."""
 
     _left: dict[int, int] = field(default_factory=dict)
-    """By layer: events that it is still left out of."""
+    """Events that each layer is still left out of."""
     _length: dict[int, int] = field(default_factory=dict)
 
     def awake(self, count: int) -> list[int]:
-        """Which of so many layers are weighed at this event."""
+        """Those of `count` layers that are weighed at this event."""
         found = [number for number in range(count) if not self._left.get(number)]
         self._left = {number: left - 1 for number, left in self._left.items() if left > 0}
         return found
 
     def weighed(self, number: int, share: float) -> None:
-        """So much of a layer has gone."""
+        """Take note of the share of a layer that has gone."""
         self._length[number] = 0 if share >= LITTLE else max(1, 2 * self._length.get(number, 0))
         self._left[number] = self._length[number]
 

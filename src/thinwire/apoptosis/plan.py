@@ -1,4 +1,4 @@
-"""What goes at one event: found by one worker, and told to the others."""
+"""The removals of one event: found by one worker, and told to the others."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from thinwire.apoptosis.units import Group, Place
 
 MOST_WEIGHED = 384
 """Neurons that are weighed against each other; a wider layer is weighed in parts. The time grows with
-the cube, and so many make up for each other nearly as well as all."""
+the cube, and this many make up for each other nearly as well as all."""
 MOST_AT_ONCE = 0.75
-"""Of a layer. A young network does little, so that few neurons make up for all others; what went cannot come
-back later, when more of them are needed."""
+"""Largest part of a layer that one event removes. A young network does little, so that few neurons make up
+for all others; those that went cannot come back later, when more are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much may go at one event."""
+    """Limits of one event's removals."""
 
     budget: float
     """Relative change of what a consumer computes, root mean square."""
     min_width: int = 1
     """Neurons that every layer keeps."""
     multiple: int = 1
-    """What is left of a layer is a multiple of this."""
+    """Divisor of every width that is left."""
 
     def most(self, group: Group) -> int:
         """How many neurons of a group, or of a part of one, may go."""
@@ -41,13 +41,13 @@ class Limits:
         return min(int(MOST_AT_ONCE * group.size), group.size - stay)
 
     def budget_of(self, group: Group) -> float:
-        """What a part may spend: errors of several parts add up as independent ones do."""
+        """Budget of a group, or of a part of one: errors of several parts add up as independent ones do."""
         return self.budget * math.sqrt(group.share)
 
 
 def find_removals(model: nn.Module, groups: Sequence[Group], table: Table, limits: Limits) -> list[Removal]:
-    """For every group what goes: by least squares on data where what consumers read was measured, else by
-    exact rules alone."""
+    """The removals, by group: by least squares where the inputs of all consumers were measured, else by exact
+    rules alone."""
     found = []
     for number, group in enumerate(groups):
         if group.frozen or (most := limits.most(group)) <= 0:

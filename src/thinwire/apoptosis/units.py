@@ -46,11 +46,11 @@ class Group:
     """The layer that computes them."""
     size: int
     places: dict[Place, Tensor]
-    """Where they lie: for each neuron (rows) its indices along that dimension, several behind a flatten."""
+    """Their places: for each neuron (rows) its indices along that dimension, several behind a flatten."""
     roles: dict[Place, set[Role]]
     consumers: list[Consumer]
     operations: frozenset[str]
-    """What happens to them between the layer and its consumers."""
+    """Operations on them between the layer and its consumers."""
     biases: dict[str, str]
     """Biases of the layers that compute them: by the weight of that layer."""
     norms: dict[str, str]
@@ -58,7 +58,7 @@ class Group:
     frozen: str = ""
     """Why none of them can be removed; empty: they can."""
     share: float = 1.0
-    """Less than 1: this is so large a part of a group."""
+    """Part of a whole group that this one is."""
     least: int = 1
     """Neurons that stay, whatever the others make up for."""
 
@@ -72,11 +72,11 @@ class Group:
         return replace(self, size=len(neurons), places=places)
 
     def down_to_multiple(self, count: int, multiple: int) -> int:
-        """Of so many neurons that could go, how many do so that a multiple stays."""
+        """How many of `count` neurons may go so that a multiple of `multiple` stays."""
         return max(0, count - (count - self.size) % multiple)
 
     def parts(self, most: int, multiple: int = 1) -> list[Group]:
-        """The same in parts of about so many neurons at most, each from everywhere. If the size is a multiple
+        """The group in parts of at most about `most` neurons, each from everywhere. If the size is a multiple
         of `multiple`, those of the parts are too, and so is what they leave together."""
         if self.frozen or self.size <= most:
             return [self]
@@ -95,7 +95,7 @@ class Units:
     """The unit at each index of a dimension; 0: none."""
     roles: dict[Place, set[Role]] = field(default_factory=dict)
     consumers: dict[str, Consumer] = field(default_factory=dict)
-    """By the name of their weight."""
+    """Consumers by the name of their weight."""
     norms: dict[str, str] = field(default_factory=dict)
     layers: dict[str, str] = field(default_factory=dict)
     """Modules by the name of the weight that computes units."""

@@ -22,7 +22,7 @@ IN_LAB = ("cut", "partition")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What to draw faults from."""
+    """Settings from which faults are drawn."""
 
     workers: int
     count: int
@@ -33,8 +33,8 @@ class Schedule:
     every_s: float = 5.0
     """Mean time between two faults."""
     silence_s: float = 10.0
-    """Of the script's `attach`: pauses last up to one and a half times as long, so that some are noticed and
-    some are forgiven."""
+    """`silence_s` of the script's `attach`: pauses last up to one and a half times as long, so that some are
+    noticed and some are forgiven."""
     sites: int = 1
 
     def __post_init__(self) -> None:

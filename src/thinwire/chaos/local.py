@@ -25,9 +25,9 @@ from thinwire.hosts.description import Fault
 
 TICK_S = 0.02
 LOOK_S = 0.1
-"""Between two looks into the journals."""
+"""Time between two looks into the journals."""
 BURST_S = 0.1
-"""Of a slow worker: it stands still for a part of each."""
+"""Period of a slow worker: it stands still for a part of each."""
 _HINT = "does the script call thinwire.attach(..., elastic=True) and loop with link.each_step?"
 
 
@@ -189,7 +189,7 @@ class LocalRun:
             worker.signal(signal.SIGCONT)
 
     def _addresses(self) -> list[str]:
-        """Of those who live: by any of them, who is started again joins."""
+        """Addresses of the live workers: a restarted worker joins by any of them."""
         pids = {each.process.pid for each in self._workers if each.alive}
         return [each.address for each in self._journals.workers if each.pid in pids]
 

@@ -43,7 +43,7 @@ train(registry.get({recipe!r}), config, WorkerContext(0, 1), lambda event: None)
 """
 """A script that trains a recipe with one worker until it is ended."""
 FIRST_STEPS = 8
-"""Of a training: they start connections and load code, and are not timed."""
+"""Steps of a training that are not timed: they start connections and load code."""
 
 
 def demo(out: options.Out = None) -> None:

@@ -21,7 +21,7 @@ CHUNK = 256
 FEW = 32
 """Numbers of a chunk up to which looking for the weakest of those found so far is faster than a sort."""
 WIDER = 3
-"""A sum has more numbers that matter than each of its terms: so many times as many are sent, at most."""
+"""Largest factor on the numbers sent of a sum, which has more that matter than each of its terms."""
 _COMPILED = (torch.float32, torch.float64)
 _LARGEST = 127
 
@@ -30,7 +30,7 @@ class Codec(Protocol):
     """Rows of numbers to rows of bytes and back; both ends get the same bits."""
 
     def num_bytes(self, numel: int, itemsize: int) -> int:
-        """Bytes that a row of so many numbers of `itemsize` bytes becomes."""
+        """Bytes that a row of `numel` numbers of `itemsize` bytes becomes."""
 
     def encode_(self, messages: Tensor, data: Tensor) -> Tensor:
         """Overwrite messages with rows of data; gives the numbers as the other end will see them."""
@@ -39,12 +39,12 @@ class Codec(Protocol):
         """The rows in messages, each as long and of the same dtype as the row `like`."""
 
     def of_sum(self, num_terms: int) -> Codec:
-        """The codec for a sum of so many rows that were encoded by this one."""
+        """The codec for a sum of `num_terms` rows that were encoded by this one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Every number, in so many bits."""
+    """Every number, in the bits of its payload."""
 
     payload: ChangePayload
 
@@ -71,7 +71,7 @@ class Largest:
     """
 
     count: int
-    """Of every chunk."""
+    """Numbers sent of every chunk."""
 
     @classmethod
     def of(cls, density: float) -> Largest:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 Payload = Literal["fp32", "bf16", "int8"]
-"""From the finest to the coarsest. "fp32" leaves numbers as they are, whatever the model's dtype is."""
+"""Payloads, the finest first. "fp32" leaves numbers as they are, whatever the model's dtype is."""
 ChangePayload = Literal["fp32", "bf16", "int8", "int4", "sign"]
-"""For changes, whose rounding error can be sent later; parameters themselves want more bits. "sign" is one
-bit, and the mean size of a block."""
+"""Payloads for changes, whose rounding error can be sent later; parameters themselves want more bits. "sign"
+is one bit, and the mean size of a block."""
 
 BLOCK = 512
 """Numbers that share one scale in int8, int4 and sign."""
@@ -31,7 +31,7 @@ _GATHER = 0x0102040810204080
 
 
 def bits(payload: ChangePayload) -> int:
-    """Of one number, scales left out."""
+    """Bits of one number, scales left out."""
     return _BITS[payload]
 
 
@@ -53,7 +53,7 @@ def _code_bytes(payload: ChangePayload, numel: int) -> int:
 
 
 def num_blocks(numel: int) -> int:
-    """Scales that so many numbers need."""
+    """Number of scales that `numel` numbers need."""
     return -(-numel // BLOCK)
 
 

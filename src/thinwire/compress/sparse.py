@@ -17,7 +17,7 @@ from thinwire.compress.kernels import cpu_kernels
 from thinwire.errors import NumericError, check, check_one_of
 
 Values = Literal["fp32", "bf16"]
-"""What a value looks like. "fp32" leaves it as it is, also in a float64 model."""
+"""Formats of a value. "fp32" leaves it as it is, also in a float64 model."""
 
 COUNT = 0
 """The word that says how many entries are in the message, or NOT_FINITE."""
@@ -61,7 +61,7 @@ class SparseLayout:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of numbers in the residual."""
+        """Dtype of numbers in the residual."""
         return torch.float32 if self.itemsize == 4 else torch.float64
 
     @property
@@ -88,7 +88,7 @@ def new_message(layout: SparseLayout, like: Tensor) -> Tensor:
 
 
 def new_words(count: int, device: torch.device | str) -> Tensor:
-    """Room for so many words, all zero."""
+    """A tensor of `count` words, all zero."""
     return torch.zeros(count, dtype=torch.int32, device=device)
 
 

@@ -20,15 +20,15 @@ from thinwire.compress.select import magnitudes
 from thinwire.compress.sparse import PASSED
 
 SAMPLE = 1 << 15
-"""Numbers of a bucket that are looked at, in equal distances."""
+"""Numbers of a bucket that are sampled, at equal distances."""
 TAIL = 4
-"""So many times a bucket's share, its sample is compared with those of other buckets."""
+"""Length of a sample's tail, which is compared with those of other buckets, in multiples of its share."""
 STEEPNESS = 8
-"""Beyond the largest of a sample, numbers twice as large are taken to be 2 ** STEEPNESS times as rare."""
+"""Tail model beyond the largest of a sample: doubling t divides P(abs(x) > t) by 2 ** STEEPNESS."""
 MEMORY = 0.8
 """Part of the old share in the new one: the tail of a sample is a few numbers, so it is noisy."""
 CORRECTION = 0.1
-"""The power of the factor by which the count was missed that changes the next one."""
+"""Exponent of the factor by which the count was missed, where it corrects the next one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Threshold:
     shares: list[float]
     """How dense a bucket is, as a multiple of the whole model's density."""
     correction: float = 1.0
-    """What the density asked for is multiplied with, so that this is what passes."""
+    """Factor on the density asked for, so that as many numbers pass."""
     step: int = 0
     _density: float = field(default=0.0, init=False, repr=False)
     _tails: dict[int, tuple[Tensor, float]] = field(default_factory=dict, init=False, repr=False)
@@ -95,5 +95,5 @@ class Threshold:
 
 
 def new_threshold(residuals: Sequence[Tensor]) -> Threshold:
-    """For buckets with these residuals, in this order; all equally dense until more is known."""
+    """A threshold for buckets with these residuals, in this order; all equally dense until more is known."""
     return Threshold(sizes=[r.numel() for r in residuals], shares=[1.0] * len(residuals))

@@ -48,7 +48,7 @@ class SampleTable:
             raise SettingError("fields must be one or more, got none", hint="for example inputs, labels")
         self.fields = list(fields)
         self.formats = [_row_format(index, field) for index, field in enumerate(fields)]
-        """Of each field's rows; tables with equal formats can exchange rows."""
+        """Format of each field's rows; tables with equal formats can exchange rows."""
         self._head_formats = [_LENGTH if each.is_list else each for each in self.formats]
         self._list_formats = [each for each in self.formats if each.is_list]
         self.has_lists = bool(self._list_formats)

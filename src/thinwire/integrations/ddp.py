@@ -127,7 +127,7 @@ class HookState:
     # -- saving -------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a stop, for this rank."""
+        """State of this rank that must survive a stop."""
         if self._state is None:  # nothing of its own yet, so what it was given
             if len(self._saved) == self._lane.world_size:
                 return self._saved[self._lane.rank]
@@ -158,7 +158,7 @@ class HookState:
 def ddp_hook(
     strategy: Strategy, *, process_group: dist.ProcessGroup | None = None, timeout_s: float = TIMEOUT_S
 ) -> tuple[HookState, Callable[[HookState, GradBucket], torch.futures.Future[Tensor]]]:
-    """What `register_comm_hook` of a DDP model wants: a state and a hook; called by all ranks.
+    """Make the state and the hook for `register_comm_hook` of a DDP model; called by all ranks.
 
     The model stays wrapped in DDP, and its gradients travel the way `strategy` says. The first two steps go
     dense, since DDP arranges its buckets anew after the first. The hook does not see the optimizer: with a
@@ -195,7 +195,7 @@ HookState.reduce.__annotations__ = {"bucket": GradBucket, "return": torch.future
 
 
 def _future(task: Task, finish: Callable[[], None], result: Tensor) -> torch.futures.Future[Tensor]:
-    """Of `result`, once the task has ended and `finish` has run; or of the task's error."""
+    """A future with `result`, once the task has ended and `finish` has run; or with the task's error."""
     ended: torch.futures.Future[None] = torch.futures.Future(
         devices=None if result.is_cpu else [result.device]
     )

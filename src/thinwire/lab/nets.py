@@ -23,7 +23,7 @@ SCALE_VARIABLE = "THINWIRE_LAB_SCALE"
 MOST_PARAMS = 10**12
 MOST_LAYERS = 10_000
 LONGEST_S = 24 * 3600.0
-"""Of one forward or backward."""
+"""Longest time of one forward or backward."""
 
 
 @dataclass(frozen=True, slots=True)

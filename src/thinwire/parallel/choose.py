@@ -9,7 +9,8 @@ from thinwire.parallel.network import Network
 from thinwire.parallel.volumes import LayerSize, Split
 
 BACKWARD_SHARE = 2 / 3
-"""Of a step's compute: two of three matrix products. Gradients hide behind it, activations do not."""
+"""Backward's part of a step's compute: two of three matrix products. Gradients hide behind it, activations
+do not."""
 
 MIX_GAIN = 0.05
 """Part of a step that a mix of numbers of groups must save: its costs are less sure than those of one."""
@@ -17,7 +18,7 @@ MIX_GAIN = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What one layer sends per worker and step, for some number of groups."""
+    """Bytes and seconds of one layer's messages per worker and step, for some number of groups."""
 
     gradient_bytes: float
     activation_bytes: float
@@ -49,12 +50,12 @@ class Choice:
 
     options: Mapping[str, Mapping[int, Costs]]
     rest_gradient_s: float
-    """Of everything that stays data-parallel."""
+    """Seconds for the gradients of everything that stays data-parallel."""
     compute_s: float
-    """Forward and backward of one worker."""
+    """Seconds of forward and backward of one worker."""
 
     def step_s(self, groups: Mapping[str, int]) -> float:
-        """Compute, activations, and the gradients that backward does not hide."""
+        """Seconds of compute, of activations, and of the gradients that backward does not hide."""
         chosen = [self.options[name][number] for name, number in groups.items()]
         gradients = self.rest_gradient_s + sum(each.gradient_s for each in chosen)
         activations = sum(each.activation_s for each in chosen)

@@ -19,9 +19,9 @@ class Network:
     """How fast every worker can send to the others."""
 
     bits_per_s: float
-    """Of one worker, in one direction."""
+    """Rate of one worker, in one direction."""
     latency_s: float = 0.0
-    """Of one message."""
+    """Latency of one message."""
 
     def __post_init__(self) -> None:
         check(self.bits_per_s > 0, "bits_per_s", "positive", self.bits_per_s)

@@ -25,9 +25,9 @@ class Expected:
     loss: float
     low: float
     high: float
-    """Two standard errors to each side."""
+    """Upper bound, two standard errors above the loss; `low` is as far below it."""
     basis: str
-    """What it was measured on, in words."""
+    """The trainings it was measured on, in words."""
 
     def text(self) -> str:
         """As a table shows it.
@@ -145,7 +145,7 @@ def _nearest(rows: Sequence[Measured], workers: int) -> Measured | None:
 
 
 def standard_error(values: Sequence[float], exact: Sequence[float], usual: float) -> float:
-    """Of the difference of two means; `usual` is the deviation of one run where too few are known."""
+    """Standard error of the difference of two means; `usual`: deviation of a run where few are known."""
 
     def variance(runs: Sequence[float]) -> float:
         mean = sum(runs) / len(runs)

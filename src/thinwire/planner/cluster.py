@@ -29,9 +29,9 @@ class ClusterHost:
 
     name: str
     rate_bit_per_s: float
-    """In each direction, while all hosts send and compute."""
+    """Rate in each direction, while all hosts send and compute."""
     speed: float = 1.0
-    """Of computing; 1 is the fastest host."""
+    """Computing speed relative to the fastest host, which has 1."""
     site: int = 0
 
     def __post_init__(self) -> None:
@@ -46,23 +46,23 @@ class Cluster:
 
     hosts: tuple[ClusterHost, ...]
     latency_s: float
-    """Of one message between two hosts."""
+    """Latency of one message between two hosts."""
     hop_s: float | None = None
-    """Of one of the messages that follow each other in a collective; None: as `latency_s`."""
+    """Latency of each of the successive messages of a collective; None: `latency_s`."""
     ring_segments: int = 2
-    """Of each message in a ring of sums: Gloo sends two, so that one hides the latency of the other."""
+    """Segments of each message in a ring of sums: Gloo sends two, so that one hides the other's latency."""
     uplink_bit_per_s: float | None = None
     uplink_latency_s: float = 0.0
     copy_bytes_per_s: float | None = None
-    """A worker's copies in memory, beside computing; None: they take no time."""
+    """Rate of a worker's copies in memory, beside computing; None: they take no time."""
     select_numbers_per_s: float | None = None
-    """Gradients among which a worker finds the largest; None: that takes no time."""
+    """Rate at which a worker finds the largest among gradients; None: that takes no time."""
     workers_per_machine: int = 1
-    """Above 1 in a lab: its hosts share the processors of one machine."""
+    """Workers on each machine; above 1 in a lab, whose hosts share the processors of one machine."""
     cores_per_worker: float | None = None
-    """Below 1 in a lab of more hosts than its machine has cores; None: enough for all that runs."""
+    """Cores of each worker, below 1 in a lab of more hosts than cores; None: enough for all that runs."""
     processor_s_per_byte: float = 0.0
-    """What sending a byte, and receiving one meanwhile, takes from computing on the processor."""
+    """Processor seconds that sending a byte, and receiving one meanwhile, takes from computing."""
     spread: float = STATED_SPREAD
     """How far rates and times may be off: 0.1 is a tenth."""
     measured: str = ""
@@ -86,19 +86,18 @@ class Cluster:
 
     @property
     def shared(self) -> float:
-        """What a processor second of the thread that trains takes, where workers share cores: 1 if they need
-        not."""
+        """Time that a processor second of the training thread takes: above 1 where workers share cores."""
         return max(1.0, 1 / self.cores_per_worker) if self.cores_per_worker else 1.0
 
     @property
     def shared_beside(self) -> float:
-        """What a processor second of other threads takes from training; 0 if there is a core for them."""
+        """Time that a processor second of other threads takes from training; 0 if they have a core."""
         if self.cores_per_worker is None:
             return 0.0
         return self.shared * min(1.0, max(0.0, 2 - self.cores_per_worker))
 
     def describe(self, workers: int) -> Description:
-        """So many hosts: the fastest, or where there are too few, all of them over and over."""
+        """Describe `workers` hosts: the fastest; where there are too few, hosts are used again."""
         ranked = sorted(self.hosts, key=lambda host: (-host.speed, -host.rate_bit_per_s))
         chosen = [ranked[index % len(ranked)] for index in range(workers)]
         if self._num_sites > 1:  # rings go round inside a site first
@@ -117,7 +116,7 @@ class Cluster:
         return len({host.site for host in self.hosts})
 
     def in_kinds(self) -> Cluster:
-        """The same with hosts that are nearly equal made equal, so that one can be played for all of them."""
+        """The same cluster with nearly equal hosts made equal, so that one can be played for all of them."""
         rates = _rounded([host.rate_bit_per_s for host in self.hosts])
         speeds = _rounded([host.speed for host in self.hosts])
         each = zip(self.hosts, rates, speeds, strict=True)

@@ -39,30 +39,30 @@ from thinwire.planner.speeds import (
 )
 
 MEET_S = 12.0
-"""All workers must have come within this."""
+"""Time within which all workers must have come."""
 TRIES = 3
-"""Of every path, and of every worker's speed."""
+"""Measurements of every path, and of every worker's speed."""
 STORE_S = 4.0
 """A store that can be reached answers within this; another program that has the port never does."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """What all workers have found, the same on each of them."""
+    """Measurements and findings of all workers, the same on each of them."""
 
     cluster: Cluster
     hosts: tuple[HostFacts, ...]
     paths: tuple[HostPath, ...]
     speeds: tuple[Speeds, ...]
     idle_bit_per_s: float
-    """Of the slowest host while all send and nobody computes."""
+    """Rate of the slowest host while all send and nobody computes."""
     busy_bit_per_s: float
-    """The same while everybody computes."""
+    """Rate of the slowest host while all send and compute."""
     findings: tuple[str, ...]
-    """What is wrong or slow, one sentence each."""
+    """Faults and slow parts, one sentence each."""
 
     def found(self) -> dict[str, Any]:
-        """For the cluster file."""
+        """The measurements as the cluster file has them."""
         return {
             "hosts": [asdict(each) for each in self.hosts],
             "paths": [asdict(each) for each in self.paths],
@@ -212,7 +212,7 @@ def _measure_paths(
 
 
 def _speeds(hosts: Sequence[HostFacts]) -> list[Speeds]:
-    """Of every worker; those that share a machine take turns."""
+    """Speeds of all workers; those that share a machine take turns."""
     machine = hosts[dist.get_rank()].machine
     turns = max(sum(other.machine == host.machine for other in hosts) for host in hosts)
     same = [host.machine == machine for host in hosts]
@@ -267,6 +267,6 @@ def _diagnose(hosts: Sequence[HostFacts], paths: Sequence[HostPath], speeds: Seq
 
 
 def _uplink(hosts: Sequence[HostFacts], paths: Sequence[HostPath]) -> float:
-    """What a path between sites carries."""
+    """Rate of a path between sites, the median."""
     between = [p.bit_per_s for p in paths if hosts[p.ranks[0]].site != hosts[p.ranks[1]].site]
     return statistics.median(between)

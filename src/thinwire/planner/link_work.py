@@ -1,4 +1,4 @@
-"""What a link itself takes from a processor in a step: copies, selection, Python.
+"""Processor time that a link itself takes in a step: copies, selection, Python.
 
 Measured with the engine and the strategies as they are, on tensors of the workload's sizes. Two workers of
 this process meet in shared memory, so sockets are not in it: their part is the doctor's. Processor seconds
@@ -29,13 +29,13 @@ from thinwire.wire.local import LocalLane, LocalWorld
 
 WORKERS = 2
 MOST_NUMBERS = 1 << 21
-"""Of a model that is measured as it is; of a larger one, so large a part."""
+"""Size of the largest model that is measured whole; of a larger one, a part of this size is measured."""
 BLOCK_S, ENOUGH_S, LEAST_STEPS = 0.03, 0.12, 3
-"""The quickest of some blocks counts, each of about so many seconds, and at least so many steps; all together
-take about `ENOUGH_S`."""
+"""Seconds of a block of steps, seconds of all blocks together, and fewest steps of a block; the quickest
+block counts."""
 SILENT_TRIES = 3
-"""As memory happens to lie in caches, a run may take twice as long: strategies are held against the quickest
-of so many that send nothing."""
+"""Runs that send nothing; strategies are compared with the quickest of them. As memory happens to lie in
+caches, a run may take twice as long."""
 Shapes = Sequence[tuple[int, ...]]
 
 
@@ -44,16 +44,16 @@ class LinkWork:
     """Processor seconds of one worker in a step."""
 
     training_s: float
-    """In the thread that trains."""
+    """Seconds in the thread that trains."""
     beside_s: float
-    """In threads beside it."""
+    """Seconds in threads beside it."""
 
 
 LinkWorks = Mapping[Strategy, LinkWork]
 
 
 def measure_links(shapes: Shapes, strategies: Sequence[Strategy]) -> LinkWorks:
-    """Of each strategy that can train this model; what a link that sends nothing takes is not counted."""
+    """Link work of each strategy that can train this model, less that of a link which sends nothing."""
     most = sum(math.prod(shape) for shape in shapes)
     times = max(1.0, most / MOST_NUMBERS)
     threads = torch.get_num_threads()
@@ -77,7 +77,7 @@ def measure_links(shapes: Shapes, strategies: Sequence[Strategy]) -> LinkWorks:
 
 @contextmanager
 def _unheard() -> Iterator[None]:
-    """What strategies say of a training as short as this is of no interest."""
+    """Silence the log: warnings of strategies about so short a training are of no interest."""
     log = logging.getLogger("thinwire")
     before = log.level
     log.setLevel(logging.CRITICAL)
@@ -118,7 +118,7 @@ class _Blocks:
     def __init__(self, period: int) -> None:
         self.meeting = threading.Barrier(WORKERS)
         self.found: list[tuple[float, float]] = []
-        """Per step and worker: processor seconds in the training thread, and beside it."""
+        """Processor seconds per step and worker: in the training thread, and beside it."""
         self._period, self._steps, self._blocks = period, period, 1
         self._in_training_s = [0.0] * WORKERS
 

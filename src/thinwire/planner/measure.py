@@ -29,7 +29,7 @@ WARM_UP = 3
 """Steps that are not timed: the first ones allocate, compile and connect."""
 STEPS = 10
 LEAST_STEPS = WARM_UP + 2
-"""Of a loop that ends before."""
+"""Fewest steps of a loop that ends early."""
 
 
 @dataclass(slots=True)
@@ -37,12 +37,12 @@ class _Step:
     """One step, by the clock."""
 
     began_s: float
-    """The optimizer's own part."""
+    """Start of the optimizer's own part; `ended_s` is its end."""
     ended_s: float
     backward_s: float | None
-    """When its last backward began; None: there was none that torch runs."""
+    """Time at which its last backward began; None: there was none that torch runs."""
     arrivals: dict[int, float]
-    """By parameter: when its gradient was last complete."""
+    """Time at which each parameter's gradient was last complete."""
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class StepRecorder:
         return hook
 
     def workload(self, name: str, *, batch: int | None = None) -> Workload:
-        """What was recorded, by lower quartiles over steps: other programs may use the processor too."""
+        """The recorded workload, by lower quartiles over steps: other programs may use the processor too."""
         if not self.num_steps:
             raise UsageError(f"{name} made 0 optimizer steps: there is nothing to time")
         if self.num_steps < LEAST_STEPS:

@@ -26,7 +26,7 @@ from thinwire.strategies.sparse.base import SparseStrategy
 from thinwire.wire.local import FEW
 
 CEILING = "silent"
-"""Sends nothing: what no strategy can beat."""
+"""The strategy that sends nothing; no other can be faster."""
 CANDIDATES = (
     "all-reduce",
     "all-reduce:overlap=forward",
@@ -49,10 +49,10 @@ CANDIDATES = (
 Plays = dict[tuple[Strategy, int], StepTimes]
 """Steps of settled strategies by number of workers."""
 MOST_ONE_BY_ONE = 16
-"""Workers up to which those are played one by one who talk to whoever listens; nobody waits there, so that
-more of them change nothing for a step."""
+"""Number of workers up to which each is played where workers talk to whoever listens: nobody waits there, so
+more workers do not change the time of a step."""
 MOST_ON_SITES = 256
-"""Workers on several sites up to which strategies are played whose workers are not alike there."""
+"""Largest number of workers on several sites for which strategies are played whose workers are not alike."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +64,14 @@ class Prediction:
     step_s: float
     low_s: float
     high_s: float
-    """Between these the step should be, as far as the cluster is known."""
+    """Upper bound of `step_s`, as far as the cluster is known; `low_s` is the lower one."""
     exposed_s: float
-    """Of the step, waiting for the wire."""
+    """Seconds of the step spent waiting for the wire."""
     sent_bytes: float
     messages: float
-    """Both per step and worker."""
+    """Messages per step and worker, as `sent_bytes`."""
     memory_bytes: int
-    """Of a worker, beside its model, gradients and optimizer."""
+    """Memory of a worker beside its model, gradients and optimizer."""
     efficiency: float
     """The speed of one machine alone over that of one of these workers."""
     speedup: float
@@ -81,7 +81,7 @@ class Prediction:
     note: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The fields, for JSON."""
         return asdict(self)
 
 
@@ -105,12 +105,12 @@ class Planner:
     """Plays one workload on one cluster."""
 
     def __init__(self, workload: Workload, cluster: Cluster, links: LinkWorks | None = None) -> None:
-        """`links`: what links take from the processor that the workload computes on, where that is known."""
+        """`links`: time that links take from the processor the workload computes on, where that is known."""
         self.workload, self.cluster, self.links = workload, cluster, links or {}
         self._in_kinds = cluster.in_kinds()
         self._networks: dict[int, Network] = {}
         self.plays: Plays = {}
-        """By what was played: several numbers of workers may be played with one and the same."""
+        """Step times by strategy and workers played; several numbers of workers may share one play."""
         self.alone_s = workload.compute_s
         """Seconds of a step of the fastest host alone, with nothing attached."""
 
@@ -128,7 +128,7 @@ class Planner:
                 self.play(strategy, workers)
 
     def pairs(self, texts: Sequence[str], counts: Sequence[int]) -> list[tuple[Strategy, int]]:
-        """What has to be played for these, each of them once."""
+        """The pairs that have to be played for these texts and counts, each once."""
         strategies = [settled(registry.from_text(text)) for text in texts]
         found = ((each, self._stand_in(each, workers)[0]) for workers in counts for each in strategies)
         return list(dict.fromkeys(found))
@@ -164,7 +164,7 @@ class Planner:
         return step_times(workload.shapes, self.network(workers), strategy, model, steps=2)
 
     def network(self, workers: int) -> Network:
-        """The network of so many hosts; made once."""
+        """The network of that many hosts; made once."""
         if workers not in self._networks:
             cluster = self._in_kinds
             self._networks[workers] = Network(
@@ -177,13 +177,13 @@ class Planner:
         return self._networks[workers]
 
     def scaled(self, times: float) -> Planner:
-        """The same with so many times the batch per worker."""
+        """The planner of the same workload with `times` the batch per worker."""
         other = Planner(self.workload.times(times), self.cluster, self.links)
         other._networks = self._networks
         return other
 
     def ceiling_s(self, workers: int) -> float:
-        """Seconds of a step of the slowest of so many workers if nothing had to be sent."""
+        """Seconds of a step of the slowest of that many workers if nothing had to be sent."""
         slowest = min(host.speed for host in self.network(workers).description.hosts)
         return self.workload.compute_s / slowest
 
@@ -200,7 +200,7 @@ class Planner:
         return (1 - counted) / (itemsize * speed)
 
     def predict(self, text: str, workers: int) -> Prediction:
-        """One strategy, as written on a command line, with so many workers."""
+        """Predict one strategy, as written on a command line, with that many workers."""
         name, given = registry.parse(text)
         strategy = registry.build(name, given)
         played, note = self._stand_in(strategy, workers)
@@ -227,7 +227,7 @@ class Planner:
         )
 
     def _stand_in(self, strategy: Strategy, workers: int) -> tuple[int, str]:
-        """The number of workers to play for so many, and a remark if it is another."""
+        """The number of workers to play for `workers`, and a remark if it is another."""
         several = self.cluster.uplink_bit_per_s is not None
         if overrides(strategy, "serve") and workers > MOST_ONE_BY_ONE:
             return MOST_ONE_BY_ONE, f"played with {MOST_ONE_BY_ONE} workers"

@@ -30,21 +30,21 @@ _STAMP = struct.Struct("!d")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostFacts:
-    """What a worker tells the others before anything is measured."""
+    """Facts that a worker tells the others before anything is measured."""
 
     rank: int
     name: str
     address: str
-    """The one it reaches the first worker from, where others can reach it."""
+    """The address it reaches the first worker from, where others can reach it."""
     interface: str
     port: int
     machine: str
-    """The same for workers that share a kernel."""
+    """Identity of the machine, the same for workers that share a kernel."""
     python: str
     torch: str
     thinwire: str
     cores: int = 1
-    """That its worker may use."""
+    """Cores that its worker may use."""
     site: str = ""
 
     def as_dict(self) -> dict[str, object]:
@@ -59,22 +59,22 @@ class HostPath:
     latency_s: float
     """Half of a round trip."""
     bit_per_s: float
-    """In each direction, both at once, of the slower one; the median of several tries."""
+    """Rate of the slower direction, with both in use at once; the median of several tries."""
     skew_s: float
     """The clock of the second minus that of the first."""
     best_bit_per_s: float
-    """Of the best try: other programs can only make a path slower."""
+    """Rate of the best try: other programs can only make a path slower."""
 
     @staticmethod
     def of(tries: Sequence[HostPath]) -> HostPath:
-        """What several tries on one path say together."""
+        """Combine several tries on one path."""
         quickest = min(tries, key=lambda path: path.latency_s)  # it says most about latency and clocks
         rates = [path.bit_per_s for path in tries]
         return replace(quickest, bit_per_s=median(rates), best_bit_per_s=max(rates))
 
 
 def facts(rank: int, master: tuple[str, int], port: int) -> HostFacts:
-    """What this worker is and where it can be reached."""
+    """This worker's facts, among them the address where it can be reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(master)  # sends nothing: the kernel only picks a route
         address = probe.getsockname()[0]
@@ -234,7 +234,7 @@ def _send_until(connection: socket.socket, stop_s: float) -> None:
 
 
 def quickest(work: Callable[[], object], seconds: float) -> float:
-    """The seconds of the shortest of the calls made in about so long: others may use the processor too."""
+    """Seconds of the shortest of the calls made in about `seconds`: others may use the processor too."""
     best_s, until_s = float("inf"), time.perf_counter() + seconds
     while (begin_s := time.perf_counter()) < until_s:
         work()

@@ -24,20 +24,20 @@ EXACT = ("all-reduce", "all-reduce:overlap=forward")
 LEAST_TIMES, MOST_TIMES = 1e-4, 1e5
 """The smallest and largest batch that is looked for, over that of the workload."""
 PRECISION = 1.05
-"""Of the batch that is found."""
+"""Factor within which the batch is found."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recommendation:
-    """What to do."""
+    """The recommended strategy and number of workers."""
 
     strategy: str | None
-    """None: stay on one machine."""
+    """The strategy to train with; None: stay on one machine."""
     workers: int
     speedup: float
     reason: str
     passed_over: tuple[str, ...] = ()
-    """Faster ones, and why they are not recommended."""
+    """Faster strategies, and why they are not recommended."""
     advice: str = ""
     """The strategy's own warning for a training of this length."""
 
@@ -46,7 +46,7 @@ class Recommendation:
 
 
 def best_of(predictions: Sequence[Prediction], budget: float) -> Prediction | None:
-    """Of those with one number of workers: among the fastest within the budget, the most exact."""
+    """The most exact of the fastest predictions within the budget; all have one number of workers."""
     allowed = [p for p in predictions if p.loss is not None and p.loss.loss <= budget]
     if not allowed:
         return None
@@ -141,14 +141,14 @@ class Balance:
 
     workers: int
     times: float | None
-    """Over the batch of the workload; None: no batch is large enough."""
+    """Factor over the batch of the workload; None: no batch is large enough."""
     batch: int | None
     """Samples per worker; None: the workload's batch is not known."""
     compute_s: float | None
 
 
 def balances(planner: Planner, counts: Sequence[int]) -> tuple[Balance, ...]:
-    """For each number of workers; the search begins where those before it lead to."""
+    """The balance for each number of workers; each search begins where those before it lead to."""
     found = list[Balance]()
     for workers in counts:
         near = [each.times for each in found if each.times is not None]
@@ -158,11 +158,11 @@ def balances(planner: Planner, counts: Sequence[int]) -> tuple[Balance, ...]:
 
 
 def balance(planner: Planner, workers: int, *, near: float | None = None) -> Balance:
-    """Find it on the clock: computing time is proportional to the batch, messages do not depend on it."""
+    """The balance by simulation: computing time is proportional to the batch, messages stay the same."""
     strategy, own_s = registry.from_text(EXACT[1]), planner.ceiling_s(workers)
 
     def waits(times: float) -> float:
-        """What a step waits for the wire with such a batch, in steps' computing times of the workload."""
+        """Time of waiting for the wire with `times` the batch, in computing times of the workload's step."""
         scaled = planner.scaled(times)
         return (scaled.play(strategy, workers).step_s - scaled.ceiling_s(workers)) / own_s
 

@@ -22,9 +22,9 @@ SMALL, LARGE_S, TRIES = 8, 0.25, 5
 """Numbers in a message that only shows latency; seconds that a transfer should take; tries of each."""
 SERIES = 3
 LEAST_MESSAGE_BYTES = 8192
-"""Of a ring whose bandwidth is measured."""
+"""Smallest message of a ring whose bandwidth is measured."""
 SPEED_S = 0.15
-"""Of each measurement of a worker alone."""
+"""Duration of each measurement of a worker alone."""
 COPIED, SELECTED = 1 << 22, 1 << 22
 """Numbers that are copied, and selected from."""
 LEAST_SPREAD = 0.03
@@ -32,16 +32,16 @@ LEAST_SPREAD = 0.03
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Speeds:
-    """What one worker does in a second by itself."""
+    """Speeds of one worker by itself."""
 
     steps_per_s: float
-    """Of a small reference training."""
+    """Steps of a small reference training per second."""
     copy_bytes_per_s: float
     select_numbers_per_s: float
 
     @staticmethod
     def best(tries: Sequence[Speeds]) -> Speeds:
-        """Of several tries: other programs can only make a worker slower."""
+        """The best of several tries: other programs can only make a worker slower."""
         each = [asdict(one) for one in tries]
         return Speeds(**{name: max(one[name] for one in each) for name in each[0]})
 
@@ -50,7 +50,7 @@ class Speeds:
 
 
 def gather_speeds(same: Sequence[bool], turns: int | None = None) -> list[Speeds]:
-    """Of every worker; `same` says by rank who shares this worker's machine, so that they take turns."""
+    """Speeds of all workers; `same`: by rank, who shares this worker's machine, so that they take turns."""
     rank = dist.get_rank()
     own = Speeds(steps_per_s=0, copy_bytes_per_s=0, select_numbers_per_s=0)
     for turn in range(turns or len(same)):
@@ -161,7 +161,7 @@ def computing() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AtOnce:
-    """What all workers reach together."""
+    """Latencies and rate that all workers reach together."""
 
     hop_s: float
     latency_s: float
@@ -170,7 +170,7 @@ class AtOnce:
 
 
 def at_once(slowest_bit_per_s: float) -> AtOnce:
-    """All workers in one ring, and every worker with its neighbours."""
+    """Measure all workers in one ring, and every worker with its neighbours."""
     world_size = dist.get_world_size()
     few, into = torch.ones(SMALL), torch.empty(SMALL)
     hops, share = 2 * (world_size - 1), 2 * (world_size - 1) / world_size
@@ -195,7 +195,7 @@ def at_once(slowest_bit_per_s: float) -> AtOnce:
 
 
 def processor_s_per_byte(bit_per_s: float) -> float:
-    """What sending a byte, and receiving one meanwhile, takes from computing on the processor.
+    """Processor seconds that sending a byte, and receiving one meanwhile, takes from computing.
 
     All workers compute, with and without a ring on the wire by turns; the middle of tries and workers.
     """

@@ -1,4 +1,4 @@
-"""What is trained, as the planner sees it: shapes of parameters and seconds of computing; no torch."""
+"""The workload, as the planner sees it: shapes of parameters and seconds of computing; no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from thinwire.errors import check, check_count
 from thinwire.lab.nets import LONGEST_S, MOST_LAYERS, MOST_PARAMS, Net, Shape, equal_net
 
 FORWARD_SHARE = 1 / 3
-"""Of the computing time; backward takes the gradients of data and of weights, at one forward each."""
+"""Forward's part of the computing time; the gradients of data and of weights take one forward each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,7 @@ class Workload:
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
-    """Its step; 0 where that is counted with backward."""
+    """Seconds of the optimizer's step; 0 where they are counted with backward."""
     shares: tuple[float, ...] | None = None
     """Each parameter's part of the computing time; None: its part of all numbers."""
     batch: int | None = None
@@ -53,13 +53,13 @@ class Workload:
         return sum(math.prod(shape) for shape in self.shapes)
 
     def times(self, factor: float) -> Workload:
-        """The same model with so many times the samples per worker, and the time of forward and backward."""
+        """The same model with `factor` times the samples per worker, and the time of forward and backward."""
         batch = None if self.batch is None else max(1, round(self.batch * factor))
         forward_s, backward_s = self.forward_s * factor, self.backward_s * factor
         return replace(self, batch=batch, forward_s=forward_s, backward_s=backward_s)
 
     def slowed(self, factor: float) -> Workload:
-        """The same with everything so many times as long."""
+        """The same workload with all times multiplied by `factor`."""
         return replace(self.times(factor), batch=self.batch, optimizer_s=self.optimizer_s * factor)
 
     def with_batch(self, batch: int) -> Workload:

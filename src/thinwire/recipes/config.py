@@ -27,7 +27,7 @@ FILE = "config.json"
 MOST_BYTES = 1 << 26
 MOST_EPOCHS = 1_000_000
 MOST_SAMPLES = 1_000_000
-"""Of one worker and step."""
+"""Largest number of samples of one worker in one step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,7 @@ Step = TypeVar("Step", Progress, Evaluated)
 MOST_JSON_BYTES = 1 << 26
 CONFIG = {"settings": Mapping[str, object], "workers": int}
 FACTS = {"config": Mapping[str, object], "versions": Mapping[str, object], "cores": int}
-"""Of a run's config.json, what is relied on."""
+"""Entries of a run's config.json that are read, with their types."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,7 +83,7 @@ class Run:
     """The strategy's instruments at the end, mean over workers."""
     evaluated: tuple[Evaluated, ...]
     shrunk: tuple[Shrunk, ...]
-    """What apoptosis has removed."""
+    """Removals by apoptosis."""
     summary: Summary | None
     failures: tuple[tuple[Event, Failed], ...]
     """Causes first, then their consequences."""

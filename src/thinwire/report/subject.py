@@ -22,7 +22,7 @@ AIM = {"recipe": str, "target": float}
 STUDY = {"recipe": str, "workers": int, "rate_bits_per_s": float}
 _HOST = {"load_average": [float], "commit": str, "changed_files": [object], "command": [str], "cores": int}
 BENCH_FACTS = {"config": {"studies": [STUDY]}, "begin": _HOST, "end": _HOST, "families": Mapping[str, Family]}
-"""Of bench.json, what is relied on."""
+"""Entries of bench.json that are read, with their types."""
 MOST_NAMED = 3
 """Damaged lines that are named; more are counted."""
 PART_OF_SYSTEM = ("batch_size", "device")
@@ -180,7 +180,7 @@ def _nothing(damage: Sequence[str]) -> str:
 
 
 def damaged_lines(damage: Sequence[str]) -> str:
-    """How many could not be read, and where the first ones are."""
+    """A text on how many lines could not be read, and where the first ones are."""
     first = ", ".join(damage[:MOST_NAMED]) + (", ..." if len(damage) > MOST_NAMED else "")
     return f"{count(len(damage), 'line')} of events could not be read ({first})"
 

@@ -20,7 +20,7 @@ from thinwire.wire.work import Work
 
 Call = Callable[[], object]
 FORWARD_SHARE = 1 / 3
-"""Of the computing time; backward takes the gradients of data and of weights, at one forward each."""
+"""Forward's part of the computing time; the gradients of data and of weights take one forward each."""
 
 
 class Clock:
@@ -50,7 +50,7 @@ class Clock:
         heapq.heappush(self._later, (max(time_s, self.now_s), next(self._number), call))
 
     def sleep(self, seconds: float) -> Work:
-        """A work that ends after so many seconds."""
+        """A work that ends after `seconds`."""
         work = Work()
         self.at(self.now_s + seconds, work.finish)
         return work
@@ -62,7 +62,7 @@ class Clock:
         return work
 
     def run(self, until: Callable[[], bool] = lambda: False) -> None:
-        """Until that is so, or nothing is left to call."""
+        """Make calls until `until` holds, or none is left."""
         while not until():
             if self._soon:
                 self._soon.popleft()()
@@ -119,11 +119,11 @@ class ComputeModel:
     forward_s: float
     backward_s: float
     optimizer_s: float = 0.0
-    """Its step, after backward: gradients must be there before it, and parameters leave after it."""
+    """Seconds of its step after backward: gradients must be there before, and parameters leave after it."""
     shares: tuple[float, ...] | None = None
     """Each trainable parameter's part of the computing time; None: its part of all parameters."""
     bucket_bytes: int | None = None
-    """None: the default of `attach`."""
+    """Size of a bucket; None: the default of `attach`."""
     copy_s: float = 0.0
     """Seconds per byte for which training stands still while a bucket is filled, and again while it is
     emptied."""

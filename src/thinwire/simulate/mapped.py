@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 MOST_RECORDINGS = 8
-"""Each holds on to the memory of its activations."""
+"""Largest number of recordings: each holds on to the memory of its activations."""
 
 Outputs = tuple[Tensor | None, ...]
 Carried = tuple[Tensor, ...] | None
@@ -91,7 +91,7 @@ class Mapped:
         return outputs
 
     def _record(self, key: Hashable, rows: slice, inputs: Sequence[Tensor]) -> bool:
-        """Not the first time: libraries choose their kernels then, which cannot be recorded."""
+        """Record a computation on its second run: at first libraries choose kernels, which would fail."""
         if not inputs[0].is_cuda or not self._records or len(self._recordings) == MOST_RECORDINGS:
             return False
         if key not in self._seen:
@@ -141,7 +141,7 @@ class OwnDropout(nn.Module):
         super().__init__()
         self.keep = 1.0 - p
         self.generators: list[torch.Generator] = []
-        """Of the replicas that are computed now, in order."""
+        """Generators of the replicas that are computed now, in order."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.keep == 1.0:

@@ -50,12 +50,12 @@ class StepTimes:
     """Regular steps as the clock saw them."""
 
     step_s: float
-    """From one step to the next, of the slowest worker."""
+    """Seconds from one step to the next on the slowest worker."""
     exposed_s: float
-    """Of these, waiting for the wire, mean over workers."""
+    """Seconds of each step spent waiting for the wire, mean over workers."""
     sent_bytes: float
     messages: float
-    """Both per step and worker."""
+    """Messages per step and worker, as `sent_bytes`."""
     held_bytes: int = 0
     """Memory of one worker's buckets, and of what the strategy keeps beside the model."""
 
@@ -124,7 +124,7 @@ class _Simulation:
 
 
 def _warm_up(strategy: Strategy) -> int:
-    """Steps after which a strategy does the same in every period."""
+    """Number of steps after which a strategy does the same in every period."""
     # the order of pieces is as good as it gets once it was agreed on for the second time
     ordered = 2 * FIRST_AGREEMENT - 1 if strategy.overlap == "forward" else 0
     return max(ordered, strategy.adapts_in) + 2

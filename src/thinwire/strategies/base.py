@@ -14,7 +14,7 @@ from thinwire.wire.wire import Wire
 Overlap = Literal["forward", "backward", "none"]
 Seam = Literal["reduce", "mix", "serve", "settle", "recover"]
 OnResize = Literal["sum", "mean", "same", "reset"]
-"""What becomes of a state when the number of workers changes: its sum over workers is kept, all get its mean,
+"""Rule for a state when the number of workers changes: its sum over workers is kept, all get its mean,
 it is the same on all anyway, or it begins anew."""
 Part = Literal["all", "large"]
 
@@ -35,7 +35,7 @@ class Values(Protocol):
         """A flat copy."""
 
     def read_span(self, start: int, stop: int) -> Tensor:
-        """A copy of those from `start` up to `stop`."""
+        """A copy of the numbers from `start` up to `stop`."""
 
     def write_(self, data: Tensor) -> None:
         """Overwrite all of them; like all writing, in the training thread only."""
@@ -109,7 +109,7 @@ class Bucket(Gradients, Values, Protocol):
 
 
 class Strategy(Protocol):
-    """What is sent, to whom, when, and how it is folded in.
+    """A communication algorithm: what is sent, to whom, when, and how it is folded in.
 
     Implementations are frozen, keyword-only dataclasses: their fields are their settings. All that moves is
     in the state made by `init`: tensors by parameter (`bucket.zeros`, `bucket.keep`) and a dataclass of plain
@@ -121,7 +121,7 @@ class Strategy(Protocol):
 
     @property
     def overlap(self) -> Overlap:
-        """What sending hides behind: backward and the next forward, backward, or nothing."""
+        """The compute that sending hides behind: backward and the next forward, backward, or nothing."""
         return "backward"
 
     @property
@@ -141,7 +141,7 @@ class Strategy(Protocol):
 
     @property
     def num_buckets(self) -> int:
-        """How many buckets a model is cut into, unless its user says how large they are."""
+        """Default number of buckets."""
         return 24
 
     def uses(self, seam: Seam) -> bool:
@@ -149,35 +149,35 @@ class Strategy(Protocol):
         return True
 
     def rate_scale(self, state: Any, world_size: int, normalised: bool) -> float:
-        """What an optimizer's learning rate is multiplied by in every step, so that it means what it means
+        """The factor on an optimizer's learning rate in every step, so that the rate means what it means
         with exact SGD; users and schedulers never see it. `normalised`: its steps do not grow with the
         gradient."""
         return 1.0
 
     def init(self, buckets: Sequence[Bucket], wire: Wire) -> Any:
-        """The state of one worker."""
+        """Make the state of one worker."""
         return
 
     async def reduce(self, bucket: Bucket, state: Any, wire: Wire) -> None:
-        """Gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate.
+        """Reduce gradients. When it ends, `bucket.gradient` is final: a mean over workers, or its estimate.
 
         Goes on beside training after its first wait; waited for when backward ends.
         """
         return
 
     async def mix(self, bucket: Bucket, state: Any, wire: Wire) -> None:
-        """Parameters; started for every bucket after every optimizer step.
+        """Mix parameters; started for every bucket after every optimizer step.
 
         Stays in the training thread, which waits for its end, unless it goes `in_background`.
         """
         return
 
     async def serve(self, state: Any, wire: Wire) -> None:
-        """Answers others beside training, in a loop over `wire.listen`; most strategies have none."""
+        """Answer others beside training, in a loop over `wire.listen`; most strategies have none."""
         return
 
     async def settle(self, buckets: Sequence[Bucket], state: Any, wire: Wire) -> None:
-        """Have nothing on the wire: training pauses, for a checkpoint, an evaluation or for good. Started on
+        """Clear the wire: training pauses, for a checkpoint, an evaluation or for good. Started on
         all workers after the same step, when every `mix` has come back; the next step goes on as before."""
         return
 
@@ -192,7 +192,7 @@ class Strategy(Protocol):
         return ""
 
     def instruments(self, state: Any) -> Mapping[str, float]:
-        """Numbers it tells of itself, by name; the same names on all workers, at any time."""
+        """Measurements of the strategy by name; the same names on all workers, at any time."""
         return {}
 
 
@@ -211,14 +211,14 @@ def local_norm(max_norm: float, world_size: int) -> float:
 
 
 LONGEST_STEP = 2.0
-"""Of longer ones too little was seen (docs/learning_rate.md)."""
+"""Largest factor on steps: too little is known of longer ones (docs/learning_rate.md)."""
 OFTEN = 8
 """Steps between two averages up to which the mean of workers' steps is all there is to it."""
 
 
 def step_scale(world_size: int, normalised: bool, interval: float) -> float:
-    """What steps of workers are multiplied by, so that their mean is as long as the step of the mean gradient
-    would be, where parameters are averaged after every `interval` steps.
+    """The factor on steps of workers that makes their mean as long as the step of the mean gradient would be,
+    where parameters are averaged after every `interval` steps.
 
     Each worker's gradient has the noise of a smaller batch. A normalised step is as long as any other, most
     of it noise then, which the mean over P workers takes away, and up to sqrt(P) of the length with it. The

@@ -19,7 +19,7 @@ from thinwire.strategies.settings import check_types
 from thinwire.wire.wire import Wire
 
 LONG = 10_000
-"""Steps; of no training with fewer is it known here to come near exact SGD."""
+"""Fewest steps of a training that is known here to come near exact SGD."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,9 +36,9 @@ class DiLoCo(LocalStrategy):
     interval: int = 50
     """Steps between two outer steps of a parameter."""
     outer_lr: float | Literal["auto"] = "auto"
-    """Of the outer step; "auto": what was best for this number of workers (Charles et al., 2025)."""
+    """Learning rate of the outer step; "auto": the best for this number of workers (Charles et al., 2025)."""
     outer_momentum: float = 0.9
-    """Of the outer step."""
+    """Momentum of the outer step."""
     fragments: int = 1
     """Parts of the model that are synchronized in turn."""
     pattern: Pattern = "strided"
@@ -144,7 +144,7 @@ class DiLoCo(LocalStrategy):
 
 
 def outer_rate(world_size: int) -> float:
-    """The outer rate that was best for so many workers, at a momentum of 0.9.
+    """The outer rate that was best for this number of workers, at a momentum of 0.9.
 
     Charles et al., Scaling Laws for DiLoCo, 2025, arXiv:2503.09799: 0.4 to 0.6 for one worker, 0.6 for two,
     0.6 to 0.8 for four and 0.8 to 1.0 for eight, whatever the size of the model.

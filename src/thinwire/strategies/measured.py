@@ -1,4 +1,4 @@
-"""What strategies cost in accuracy: trainings that were measured against exact SGD; no torch.
+"""Losses of accuracy by strategy: trainings that were measured against exact SGD; no torch.
 
 The table `accuracy.json` holds trainings on the virtual clock (which trains for real) with the loss against
 exact SGD under the same recipe, workers, epochs and seeds. `python -m benchmarks.accuracy_table` makes it.
@@ -16,7 +16,7 @@ TABLE = Path(__file__).with_name("accuracy.json")
 RESOLVED = 0.5
 """Rows with a larger standard error, in points, show mostly chance, unless the loss is larger still."""
 FAR = 2.0
-"""Standard errors that a loss is from none, to be more than chance."""
+"""Standard errors from which a loss is more than chance."""
 LEAST_STEPS = 1000
 """A shorter training says nothing about others: its workers have no time to come together again."""
 
@@ -58,7 +58,7 @@ class Measured:
 
 
 def worst(strategy: str) -> list[Measured]:
-    """Of each metric the row of a strategy that lost most, whatever its settings.
+    """For each metric, the row of a strategy that lost most, whatever its settings.
 
     >>> [row.metric for row in worst("diloco")]
     ['accuracy', 'perplexity']

@@ -27,7 +27,7 @@ class LocalClip:
     """Clips the gradients of all buckets together, so nothing is sent before the last one is there."""
 
     max_norm: float
-    """Of the mean over workers; each worker's own gradient may be sqrt(P) times as large."""
+    """Largest norm of the mean over workers; a worker's own gradient may be sqrt(P) times as large."""
     num_buckets: int
     _norm_known: Work = field(default_factory=Work)
     _squares: float = 0.0

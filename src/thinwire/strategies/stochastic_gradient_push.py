@@ -37,7 +37,7 @@ from thinwire.wire.wire import Wire
 from thinwire.wire.work import Work, in_background, training_thread
 
 LEAST_MASS = 1 / 16
-"""A worker with less keeps it until it hears from others: its own steps would soon count for nothing."""
+"""Mass below which a worker sends none until it hears from others: its steps would soon count for nothing."""
 PATIENCE = 16
 """Rounds in which a message holds back all others of its bucket: on a slow path, several at a time would make
 each of them later. One that takes longer waits for its peer, and only that peer gets nothing meanwhile."""
@@ -48,26 +48,26 @@ _PAYLOADS: tuple[Payload, ...] = get_args(Payload)
 
 @dataclass(slots=True)
 class _Arrival:
-    """What has come for a bucket and is not folded in yet: one message, or the weighted mean of several."""
+    """Messages for a bucket that are not folded in yet: one, or the weighted mean of several."""
 
     values: Tensor
-    """Of the whole bucket; those of chunks that have not come mean nothing."""
+    """Values of the whole bucket; those of chunks that have not come mean nothing."""
     masses: list[float]
-    """By chunk, zero for those that have not come."""
+    """Mass of each chunk, zero for those that have not come."""
     sent: list[tuple[int, int]]
-    """Sender, and its step then, of every message."""
+    """Sender of every message, and its step at that time."""
 
 
 @dataclass(slots=True)
 class _Channel:
-    """What one bucket has on the wire; not saved."""
+    """One bucket's messages under way; not saved."""
 
     chunks: Chunks
     like: Tensor
     outgoing: dict[int, tuple[int, Work]] = field(default_factory=dict)
-    """By peer that has not taken its message yet: the step it was sent in, and its sending."""
+    """Messages that peers have not taken yet: the step each was sent in, and the work, by peer."""
     arrived: list[_Arrival] = field(default_factory=list)
-    """At most one, however long the training thread does not come for it."""
+    """The messages not folded in yet: at most one entry, however long the training thread takes."""
 
     def add(self, new: _Arrival) -> None:
         """Called by one thread, beside training."""
@@ -79,7 +79,7 @@ class _Channel:
         self.arrived.append(new)
 
     def take(self) -> _Arrival | None:
-        """What has come, which is the caller's from now on."""
+        """Hand over what has come to the caller."""
         try:
             return self.arrived.pop()
         except IndexError:
@@ -102,7 +102,7 @@ class PushState:
 
     memory: RoundingMemory
     masses: list[list[float]]
-    """By bucket and chunk."""
+    """Masses by bucket and chunk."""
     positions: list[WindowPosition]
     late_rounds: int = 0
     """Messages from a sender that had done fewer steps."""
@@ -171,7 +171,7 @@ class StochasticGradientPush(Strategy):
         self._fold(bucket, step, state, wire)
 
     def _next_peer(self, index: int, step: int, state: PushState, rank: int) -> int | None:
-        """Whom this round sends to, if anybody."""
+        """The peer this round sends to, if any."""
         channel, masses, position = state.channels[index], state.masses[index], state.positions[index]
         for _, work in channel.outgoing.values():
             if work.error is not None:
@@ -234,7 +234,7 @@ class StochasticGradientPush(Strategy):
             channel.add(_Arrival(values, masses, [(source, step)]))
 
     def _fold(self, bucket: Bucket, step: int, state: PushState, wire: Wire) -> None:
-        """Move a bucket towards what has come for it."""
+        """Move a bucket towards the values that have come for it."""
         channel, masses = state.channels[bucket.index], state.masses[bucket.index]
         arrival = channel.take()
         if arrival is None:

@@ -21,7 +21,7 @@ FEW_WORKERS = 4
 FEWEST_CHANGES = 15
 """Changes of a parameter in a training, on average: with fewer, accuracy was lost (docs/trickle.md)."""
 FEWEST_STEPS = 4000
-"""The same of steps, where all changes travel."""
+"""Steps of a training where all changes travel: with fewer, accuracy was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +48,8 @@ class Trickle(LocalStrategy):
     """How changes look on the wire: "sign" (one bit), "int4", "int8", "bf16" or "fp32" (as they are); none:
     signs, or one byte each where only the largest are sent."""
     momentum: float | Literal["auto"] = "auto"
-    """Of the outer step. "auto": 0.5 up to four workers and 0.75 with more; 0 where the optimizer's steps are
-    normalised."""
+    """Momentum of the outer step. "auto": 0.5 up to four workers and 0.75 with more; 0 where the optimizer's
+    steps are normalised."""
     delay: int = 1
     """Steps that a fragment may take to come back; 0: training waits for it."""
     budget: Literal["auto"] | None = None
@@ -113,7 +113,7 @@ class Trickle(LocalStrategy):
         return f"Trickle {joined} {few}; {where}" if few else ""
 
     def _few_changes(self, num_steps: int | None, interval: int, density: float) -> str:
-        """What to do about too few changes of a parameter; empty where there are enough."""
+        """Advice on too few changes of a parameter; empty where there are enough."""
         if num_steps is None:
             return ""
         if density > MOST_SPARSE:
@@ -132,7 +132,7 @@ class Trickle(LocalStrategy):
         )
 
     def outer_momentum(self, world_size: int, normalised: bool) -> float:
-        """The momentum for so many workers."""
+        """The momentum for this number of workers."""
         if self.momentum != "auto":
             return self.momentum
         if world_size == 1 or normalised:

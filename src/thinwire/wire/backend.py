@@ -28,11 +28,11 @@ _COME_BACK_S = 2.0
 
 
 class Connected(Protocol):
-    """What one lane talks through."""
+    """The backends that one lane sends through."""
 
     @property
     def cpu(self) -> Any:
-        """A backend of torch.distributed, or what has its methods."""
+        """A backend of torch.distributed, or an object with its methods."""
 
     @property
     def cuda(self) -> Any: ...
@@ -42,7 +42,7 @@ class Connected(Protocol):
 
 
 class Source(Protocol):
-    """Where the lanes of a link get what they talk through."""
+    """Source of the backends for the lanes of a link."""
 
     @property
     def store(self) -> Store | None: ...
@@ -59,10 +59,10 @@ class Source(Protocol):
         """Whether it can receive from whoever comes, and such a receive ends when all connections do."""
 
     def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> Connected:
-        """For one lane; blocks until all of `ranks` take theirs."""
+        """Backends for one lane; blocks until all of `ranks` take theirs."""
 
     def give_back(self, backends: Any) -> None:
-        """A lane has ended, with nothing under way."""
+        """Take back the backends of a lane that has ended, with nothing under way."""
 
     def abort(self) -> None:
         """Have everybody come back who waits in a backend."""
@@ -73,11 +73,11 @@ class Source(Protocol):
 
 @dataclass(slots=True)
 class Backends:
-    """What one lane talks through: Gloo for the CPU, and NCCL for GPUs where the world has it."""
+    """Backends of one lane: Gloo for the CPU, and NCCL for GPUs where the world has it."""
 
     key: tuple[object, ...]
     number: int
-    """Of those with this key."""
+    """Number among the backends with this key."""
     cpu: Any
     cuda: Any
     sockets: Opened
@@ -92,11 +92,11 @@ class Pool:
     """Connected backends that are not in use, by lane. Connecting a full mesh is the slow part of attach."""
 
     store: Store | None = None
-    """That joins the workers, and nobody else; None: that of the default process group."""
+    """The store that joins these workers, and nobody else; None: that of the default process group."""
     rank: int | None = None
-    """Of this worker among those that the store joins; None: in the default process group."""
+    """Rank of this worker among those that the store joins; None: its rank in the default process group."""
     world: ProcessGroup | None = None
-    """That the backends belong to, also after the user has destroyed it."""
+    """The process group that the backends belong to, also after the user has destroyed it."""
     _generation: int = 0
     _free: dict[tuple[object, ...], list[Backends]] = field(default_factory=dict)
     _made: dict[tuple[object, ...], int] = field(default_factory=dict)
@@ -104,7 +104,7 @@ class Pool:
     _clients: list[Store] = field(default_factory=list)
     _client_sockets: Opened = field(default_factory=list)
     made: list[Backends] = field(default_factory=list)
-    """All of this world."""
+    """All backends of this world."""
     ends_world: bool = False
     """Whether the default process group is ours to end."""
     watch_client: Store | None = None
@@ -181,12 +181,12 @@ class Pool:
 
 
 pool = Pool()
-"""Of the default process group."""
+"""Pool of the default process group."""
 own_pools: list[Source] = []
 """Pools of stores of their own, and connections of TLS, while they are in use."""
 _WORLD = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 _SIZES = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
-"""What srun and mpirun call the number of processes they have started."""
+"""Variables in which srun and mpirun tell how many processes they have started."""
 
 
 def has_nccl() -> bool:

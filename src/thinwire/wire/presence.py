@@ -22,11 +22,11 @@ from thinwire.wire.backend import pool
 from thinwire.wire.waiters import Waiters
 
 _TAG = 0x7477
-"""Of messages from one worker to another, unlike those of users."""
+"""Tag of messages from one worker to another, unlike those of users."""
 _ASK_S = 3.0
-"""For the store to say who died; it may be the store's host."""
+"""Time for the store to say who died; that may be the store's host."""
 _LINGER_S = 1.0
-"""So long worker 0, which may hold the store, leaves it to others who are about to ask."""
+"""Time for which worker 0, which may hold the store, keeps it up for others who are about to ask."""
 
 
 class Presence:
@@ -36,7 +36,7 @@ class Presence:
         """`name`: the same on all workers, and another one every time."""
         self._name, self._rank, self._world_size = name, group.rank(), group.size()
         self.lost: PeerLost | None = None
-        """Who has died."""
+        """Error that names the worker that has died."""
         self.complete = False
         """Whether all have come."""
         self._outbox, self._inbox = torch.zeros(1), torch.zeros(1)  # the backend keeps pointers to them
@@ -46,11 +46,11 @@ class Presence:
 
     @property
     def left_s(self) -> float:
-        """Until the time-out; 0 after it."""
+        """Seconds until the time-out; 0 after it."""
         return max(0.0, self._deadline - time.monotonic())
 
     def join(self) -> None:
-        """Until all have come, or one is lost or late."""
+        """Wait until all have come, or one is lost or late."""
         self._waiters.stop()
 
     def _run(self, group: dist.ProcessGroup) -> None:
@@ -88,7 +88,7 @@ class Presence:
         )
 
     def first_dead(self, rank: int) -> int:
-        """Whom the first who noticed a death has named; it is `rank` if this worker is the first."""
+        """The dead worker that the first to notice has named: `rank` if this worker is the first."""
         named, said = [rank], threading.Event()
 
         def ask() -> None:

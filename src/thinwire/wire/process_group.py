@@ -55,7 +55,7 @@ class ProcessGroupLane:
         self._lock = threading.RLock()
         self._open: set[Work] = set()
         self._numbers = count()
-        """Of collectives, which all workers issue in one order."""
+        """Numbers of collectives, which all workers issue in one order."""
         self._error: BaseException | None = None
         self._lanes: dict[tuple[str, tuple[int, ...]], ProcessGroupLane] = {}
         self._backends: Connected | None = None
@@ -204,7 +204,7 @@ class ProcessGroupLane:
         self._backends = self._pool.take(self._ranks, self._name, self._timeout_s)
 
     def _connect_later(self) -> None:
-        """In the lane's own thread, so that no worker blocks others by connecting lanes in another order."""
+        """Connect in the lane's thread: no worker may block others by connecting lanes in another order."""
         try:
             self.connect()
         except RuntimeError as error:
@@ -275,6 +275,6 @@ class ProcessGroupLane:
             work.fail(error)
 
     def _blame(self, error: RuntimeError) -> None:
-        """The backend only knows that a connection broke: find out whose, and tell everyone."""
+        """Find out whose connection broke, which the backend does not know, and tell everyone."""
         if self._error is None:
             self._watch.ring(self._watch.explain(error))

@@ -18,13 +18,13 @@ from thinwire.wire.waiters import Wait
 RING_BYTES = 1 << 16
 """Smaller messages go directly: their cost is the number of hops, and not the rate."""
 _FIRST_TAG, _NUM_TAGS = 1 << 30, 1 << 20
-"""Of exchanges, tags are counted from 0."""
+"""First tag of rings, and how many they have; tags of exchanges are counted from 0."""
 
 
 def ring_reduce_scatter(
     backend: Any, number: int, rank: int, world_size: int, data: Tensor, out: Tensor
 ) -> Wait:
-    """Start the `number`-th of a lane; the result goes around the ring, in the thread that calls it.
+    """Start collective `number` of a lane; the result goes around the ring, in the thread that calls it.
 
     All receives are posted here, before anything is sent: Gloo has one direction wait for the other if not,
     and two workers that both send a large message first would wait for each other. `data` is not changed.

@@ -24,17 +24,17 @@ AGREE_EVERY = 4
 FILL = 0.9
 """Part of the compute time that exchanges may take."""
 DEAD_BAND = 0.1
-"""A pick that would change by less than this stays as it is."""
+"""Smallest relative change of a pick; for less it stays as it is."""
 STALLED = 0.03
 """Part of the compute time that was waited for exchanges which seemed to fit."""
 FIRST_SHARE = 1 / 32
-"""To begin with, when nothing is known of the wire and the workers' models are still alike."""
+"""Share to begin with, when nothing is known of the wire and the workers' models are still alike."""
 
 _log = logging.getLogger("thinwire")
 
 
 class Measurement(NamedTuple):
-    """What one worker has measured, per round; all zero if nothing was."""
+    """Measurements of one worker, per round; all zero if there are none."""
 
     spread_s: float = 0.0
     """Seconds per byte between the first message of a round and its last: what the wire takes, without
@@ -42,10 +42,10 @@ class Measurement(NamedTuple):
     whole_s: float = 0.0
     """Seconds per byte from launch to last message."""
     compute_s: float = 0.0
-    """From launch to landing, without the time that was waited there."""
+    """Seconds from launch to landing, without the time that was waited there."""
     waited_s: float = 0.0
     num_bytes: float = 0.0
-    """That have come."""
+    """Bytes that have come."""
 
 
 class RoundTimer:
@@ -87,7 +87,7 @@ class RoundTimer:
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """What rounds send."""
+    """Payload and chunks that rounds send."""
 
     payload: Payload
     num_chunks: int
@@ -95,10 +95,10 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What can be picked, and what it costs."""
+    """The possible picks, and their bytes."""
 
     model_bytes: Mapping[Payload, int]
-    """Of the whole model, from the finest payload to the coarsest."""
+    """Bytes of the whole model in each payload, from the finest to the coarsest."""
     num_chunks: int
 
     def best(self, budget: float, now: Pick) -> Pick:
@@ -114,7 +114,7 @@ class Options:
 def agree(
     measurements: Sequence[Measurement], now: Pick, caution: float, options: Options
 ) -> tuple[Pick, float]:
-    """What fits, from what all workers have measured, and how careful to be from now on.
+    """The pick that fits, from the measurements of all workers, and the caution from now on.
 
     The slowest worker sets the pace: the others wait for it whatever is sent, and it waits for nobody but
     the wire. So what it has waited is what the wire could not carry.

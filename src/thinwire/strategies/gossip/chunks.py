@@ -10,7 +10,7 @@ CHUNKS = 256
 """About how many chunks a model is cut into; a round sends at least one."""
 
 Span = tuple[int, int]
-"""From, and up to but without, within a bucket."""
+"""Start and end (not included) of a range within a bucket."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,15 +27,15 @@ class WindowPosition:
     """Where the window stands; the same on all workers, as it only depends on the rounds so far."""
 
     chunk: int = 0
-    """The first one of the next round."""
+    """First chunk of the next round."""
     passes: int = 0
     """Times the window has gone round the model, and peers that were left out."""
     rounds: int = 0
-    """In this pass."""
+    """Rounds in this pass."""
 
     @property
     def number(self) -> int:
-        """Of the next round in the schedule.
+        """Number of the next round in the schedule.
 
         It is not just a count of rounds: the window goes round in a fixed number of them, as the schedule
         does, and a chunk that always met the same hop of it would never get further. So each pass begins one
@@ -67,7 +67,7 @@ class Window:
     """The round's number in the schedule."""
     chunks: Sequence[int]
     spans: dict[int, list[Span]]
-    """By bucket; neighbouring chunks are one span."""
+    """Spans by bucket; neighbouring chunks are one span."""
 
 
 class Chunks:

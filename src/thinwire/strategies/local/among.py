@@ -27,7 +27,7 @@ class Due(NamedTuple):
 
     bucket: int
     start: int
-    """Where it begins in the bucket."""
+    """Index in the bucket at which the part begins."""
     step: int
     scale: float
     """How much this worker's changes count; 1 where all count the same."""
@@ -36,8 +36,8 @@ class Due(NamedTuple):
     anchor: Tensor
     velocity: Tensor | None
     backlog: Tensor | None
-    """Of its beginning, the large parameters, where changes are encoded: what was sent to this worker, which
-    adds up a region, and not passed on."""
+    """Changes that were sent to this worker, which adds up a region, and not passed on: of the large
+    parameters, with which the part begins. None: changes are not encoded."""
     codec: Codec | None = None
     """How changes look on the wire; None: as they are."""
 

@@ -51,7 +51,7 @@ class LocalState:
     anchors: list[Tensor]
     """The parameters all workers last had in common; with a peer only, this worker's part in that."""
     velocities: list[Tensor]
-    """Of the outer step; empty if it has no momentum."""
+    """Velocities of the outer step; empty if it has no momentum."""
     backlogs: list[Tensor]
     """Changes that were sent to this worker and not passed on yet; empty without a codec."""
     interval: int = field(metadata=SAME)
@@ -66,10 +66,10 @@ class LocalState:
     """How changes look on the wire; None: as they are."""
     outer: Outer = field(init=False, repr=False)
     progress: SampleProgress | None = None
-    """Where workers count by their samples."""
+    """This worker's samples, where workers count by them; else None."""
     fragments: Fragments = field(init=False, repr=False)
     rounds: Rounds = field(init=False, repr=False)
-    """Where late workers are not waited for."""
+    """Rounds of a quorum, where late workers are not waited for."""
     tuner: Tuner | None = field(init=False, repr=False, default=None)
 
     def due(self, bucket: Bucket) -> list[Span]:
@@ -87,7 +87,7 @@ class LocalState:
         return Due(index, start, step, scale, now[start:stop], anchor, velocity, backlog)
 
     def note_distance(self, apart: float, size: float) -> None:
-        """From squares; an average over about the last ten parts."""
+        """Update `distance` from squared norms: an average over about the last ten parts."""
         if size > 0:
             self.distance += 0.1 * (math.sqrt(max(0.0, apart) / size) - self.distance)
 
@@ -103,8 +103,7 @@ class LocalStrategy(Strategy):
         """Steps after which a part of the model is due again."""
 
     def cut(self, numels: Sequence[int]) -> Fragments:
-        """The parts that buckets with so many numbers are synchronized in; all at once unless said
-        otherwise."""
+        """The parts that buckets of these sizes are synchronized in; all at once unless said otherwise."""
         return Fragments(numels)
 
     def outer(self, world_size: int, normalised: bool) -> Outer:

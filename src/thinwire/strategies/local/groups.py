@@ -17,7 +17,7 @@ Nearness = Literal["host", "site", "measured"]
 Groups = list[list[int]]
 PROBE_BYTES = 1 << 17
 PROBES = 3
-"""Of every path: the fastest of them was disturbed least."""
+"""Probes of every path: the fastest of them was disturbed least."""
 DISTINCT = 3.0
 """Paths differ if some take this many times as long as others."""
 
@@ -85,7 +85,7 @@ async def path_times(wire: Wire) -> list[list[float]]:
 
 
 def meetings(rank: int, world_size: int) -> list[int | None]:
-    """Whom a worker meets, round by round, so that all pairs meet once; None: it has nobody to meet.
+    """The peer a worker meets in each round, so that all pairs meet once; None: no peer.
 
     >>> [meetings(rank, 4) for rank in range(4)]
     [[3, 1, 2], [2, 0, 3], [1, 3, 0], [0, 2, 1]]

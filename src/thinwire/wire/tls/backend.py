@@ -1,4 +1,4 @@
-"""TLS connections as what a lane talks through, in the place of a Gloo backend."""
+"""TLS connections as the backend of a lane, in the place of Gloo."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class TlsSource:
     """The connections of one link, which all its lanes share; made when the first lane connects."""
 
     store: Store
-    """That joins the workers."""
+    """The store that joins the workers."""
     own_rank: int
     ranks: Sequence[int]
-    """Of all workers, as lanes name them."""
+    """Ranks of all workers, as lanes name them."""
     contexts: Contexts
     meets_within_s: float
     has_nccl: bool = False
@@ -41,7 +41,7 @@ class TlsSource:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, ranks: Sequence[int], name: str, timeout_s: float) -> TlsBackend:
-        """What a lane talks through; blocks only the first time, until all workers have connected."""
+        """The backend of a lane; blocks only the first time, until all workers have connected."""
         if self._mesh is None and not self._given_up:
             rank = list(self.ranks).index(self.own_rank)
             store = PrefixStore("thinwire", self.store)
@@ -66,7 +66,7 @@ class TlsSource:
         mesh.join()
 
     def give_back(self, backend: object) -> None:
-        """The last lane ends the connections."""
+        """Take back a lane's backend; the last one ends the connections."""
         with self._lock:
             self._in_use -= 1
             is_last = self._in_use == 0
@@ -81,7 +81,7 @@ class TlsSource:
             mesh.abort()
 
     def clear(self) -> None:
-        """End for good."""
+        """End the connections for good."""
         self.abort()
         if self._mesh is not None:
             self._mesh.join()
@@ -98,12 +98,12 @@ class TlsBackend:
     """The operations of one lane, called as torch's backends are."""
 
     def __init__(self, mesh: TlsMesh, lane: int, places: Sequence[int], rank: int) -> None:
-        """`places`: in the mesh, of this lane's workers; `rank`: of this worker among them."""
+        """`places`: those of this lane's workers in the mesh; `rank`: that of this worker among them."""
         self._mesh, self._lane, self._places = mesh, lane, list(places)
         self.rank, self.world_size = rank, len(self._places)
         self.cpu, self.cuda = self, None
         self._numbers = count()
-        """Of collectives, which all workers issue in one order."""
+        """Numbers of collectives, which all workers issue in one order."""
 
     def abort(self) -> None:
         """End what is under way with an error, on all lanes of this link."""

@@ -20,7 +20,8 @@ _SEGMENT_BYTES = 1 << 20
 _AHEAD = 4
 """Segments that a worker has room for before it has added them."""
 _FIRST_TAG, _NUM_CALLS = (1 << 30) + (1 << 21), 1 << 20
-"""Of exchanges, tags are counted from 0; ring.py has those between. Each call has two."""
+"""First tag of collectives, and calls until tags repeat, at two tags each. Tags of exchanges are counted from
+0; ring.py has those between."""
 
 
 class Messages(Protocol):
@@ -54,7 +55,10 @@ def segments_of(data: Tensor, world_size: int) -> list[list[Tensor]]:
 
 
 def all_reduce(wire: Messages, number: int, data: Tensor) -> Wait:
-    """Around a ring to the left: partial sums, then sums. Every worker sends and receives all the time."""
+    """All-reduce around a ring to the left: partial sums, then sums.
+
+    Every worker sends and receives all the time.
+    """
     rank, size = wire.rank, wire.world_size
     reduces, gathers = tags_of(number)
     left, right = (rank - 1) % size, (rank + 1) % size
@@ -101,7 +105,7 @@ def all_reduce(wire: Messages, number: int, data: Tensor) -> Wait:
 
 
 def all_gather(wire: Messages, number: int, data: Tensor, out: Tensor) -> Wait:
-    """Small ones directly to everybody, large ones around a ring."""
+    """All-gather: small tensors directly to everybody, large ones around a ring."""
     rank, size = wire.rank, wire.world_size
     tag, _ = tags_of(number)
     parts, own = out.detach().view(size, -1), data.detach().view(-1)
@@ -140,7 +144,7 @@ def all_to_all(wire: Messages, number: int, data: Tensor, out: Tensor) -> Wait:
 
 
 def broadcast(wire: Messages, number: int, data: Tensor, source: int) -> Wait:
-    """Down a binomial tree; large ones in segments, which a worker passes on as they come."""
+    """Broadcast down a binomial tree; large tensors in segments, which a worker passes on as they come."""
     rank, size = wire.rank, wire.world_size
     tag, _ = tags_of(number)
     place, flat = (rank - source) % size, data.detach().view(-1)

@@ -23,11 +23,11 @@ from thinwire.wire.tls.files import Contexts
 from thinwire.wire.work import Work
 
 CHUNK_BYTES = 256 << 10
-"""Of one message at a time: messages of other lanes, and small frames, take turns."""
+"""Bytes of one message sent at a time: messages of other lanes, and small frames, take turns."""
 SMALL_BYTES = 12 << 10
-"""With its header it fits into one record."""
+"""Largest chunk that is sent with its header, in one record."""
 REKEY_BYTES = 1 << 38
-"""A connection gets new keys after so many bytes: AES-GCM is good for about 2**24.5 records of 16 KiB, and
+"""Bytes after which a connection gets new keys: AES-GCM is good for about 2**24.5 records of 16 KiB, and
 Python's ssl cannot update keys."""
 _GOODBYE_S = 2.0
 
@@ -40,7 +40,7 @@ class Frame(NamedTuple):
     tag: int = 0
     lane: int = 0
     number: int = 0
-    """That the receiver has given to the message."""
+    """Number that the receiver has given to the message."""
     size: int = 0
 
     def pack(self) -> bytes:
@@ -53,7 +53,7 @@ class Outgoing:
 
     data: memoryview
     frame: Frame
-    """Its first one, but for the size."""
+    """Its first frame, but for the size."""
     work: Work
     at: int = 0
 
@@ -76,7 +76,7 @@ class Sender:
         self._frames: list[bytes] = []
         self._lanes: OrderedDict[int, deque[Outgoing]] = OrderedDict()
         self._current: Outgoing | None = None
-        """Of which a part is being written."""
+        """The message of which a part is being written."""
         self._ending = self._dropped = False
         self._sent_bytes = 0
         self._thread = threading.Thread(target=self._run, name=f"thinwire-tls-to-{name}", daemon=True)
@@ -103,7 +103,7 @@ class Sender:
             self._changed.notify()
 
     def drop(self) -> list[Work]:
-        """Forget what is not sent, and take nothing more; the works of it."""
+        """Forget messages that are not sent, and take no more; returns their works."""
         with self._changed:
             self._dropped = True
             messages = [message for each in self._lanes.values() for message in each]
@@ -182,7 +182,7 @@ class Sender:
 
 
 class Inbox(Protocol):
-    """Where a receiver delivers."""
+    """Destination of a receiver's frames."""
 
     def heard(self, peer: int, frame: Frame) -> memoryview | None:
         """A frame has come; the place for its bytes, if it has some. ConnectionError if it makes no sense."""

@@ -34,12 +34,12 @@ basicConstraints = critical,CA:FALSE
 keyUsage = critical,digitalSignature
 extendedKeyUsage = serverAuth,clientAuth
 """
-"""Of our own: that of the host may be missing, or say something else."""
+"""A configuration of our own: that of the host may be missing, or say something else."""
 
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """What connections are made with, at either end. TLS 1.3 only; both sides show a certificate."""
+    """The `ssl` contexts of connections, one for each end. TLS 1.3 only; both sides show a certificate."""
 
     client: ssl.SSLContext
     server: ssl.SSLContext
@@ -54,7 +54,7 @@ class TLS:
     the file beside the run's key that ends in .pem."""
 
     def path(self, key_file: str = "") -> Path:
-        """Where the certificate is; `key_file`: the run's key, by default THINWIRE_KEY_FILE."""
+        """The place of the certificate; `key_file`: the run's key, by default THINWIRE_KEY_FILE."""
         if named := self.file or os.environ.get("THINWIRE_TLS_FILE", ""):
             return Path(named)
         if key := key_file or os.environ.get("THINWIRE_KEY_FILE", ""):

@@ -27,7 +27,7 @@ from thinwire.wire.tls.mesh import TlsMesh
 
 _log = logging.getLogger("thinwire")
 _HELLO_S = 5.0
-"""For a handshake; a port scanner gets no more of our time."""
+"""Time for a handshake; a port scanner gets no more of ours."""
 _MOST_GUESTS = 64
 """Handshakes under way at one time."""
 _PAUSE_S, _RETRY_S = 0.01, 0.1
@@ -46,7 +46,7 @@ class Door:
     """Workers that are to come."""
     contexts: Contexts
     token: str = field(default_factory=lambda: secrets.token_hex(16))
-    """Of this meeting: another run, or an earlier meeting, with the same certificate has another one."""
+    """Token of this meeting, unlike that of another run, or an earlier meeting, with the same certificate."""
 
     def __post_init__(self) -> None:
         self._socket = open_door(self.address, backlog=128)
