@@ -85,6 +85,18 @@ def test_wherever_in_a_step_it_happens(kind: str, where: str) -> None:
     assert len(count_samples(stories)) in (2 * NUM_SAMPLES - 7 * 5, 2 * NUM_SAMPLES - 8 * 5)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES[:3], ids=name_of)
+def test_one_that_sees_a_loss_when_others_have_made_the_step_has_its_batch_counted_once(
+    strategy: Strategy,
+) -> None:
+    """Before, where replicas agree, its batch was not dealt again, and said not to have been trained on."""
+    with Workers(3, Job(strategy=strategy), {1: Fault("lose", step=7, seconds=1.0)}) as workers:
+        stories = workers.stories([0, 1, 2])
+    assert {story.generation for story in stories} == {2}
+    assert len({story.digest for story in stories}) == 1
+    check_samples(stories, 2)
+
+
 @pytest.mark.parametrize("strategy", [tw.GossipGraD(), tw.SASGD(interval=5)], ids=name_of)
 def test_one_that_waits_at_the_end_of_an_epoch_gets_what_a_lost_one_leaves(strategy: Strategy) -> None:
     """While the third is still in its last step."""

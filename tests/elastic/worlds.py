@@ -23,6 +23,7 @@ import thinwire as tw
 from tests.worlds import exit_interpreter, fork_context
 from thinwire.elastic.keys import write_key
 from thinwire.elastic.world import Elastic
+from thinwire.errors import PeerLost
 from thinwire.strategies.base import Strategy
 
 NUM_SAMPLES = 240
@@ -94,6 +95,8 @@ def train(job: Job, fault: Fault, tell: Connection) -> Story:
             os.kill(os.getpid(), signal.SIGKILL)
         elif fault.kind == "raise":
             raise ValueError("a bug")
+        elif fault.kind == "lose":
+            raise PeerLost("somebody is lost")
 
     elastic = Elastic(key_file=job.key_file)
     wire: Any = job.wire

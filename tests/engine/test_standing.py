@@ -44,6 +44,16 @@ def test_who_joins_or_has_missed_something_takes_over() -> None:
     assert not replace(FIRST, calls=0).is_behind(replace(FIRST, calls=1), agree=False)
 
 
+def test_a_step_that_others_made_with_ones_gradient_is_completed_and_that_of_a_left_out_one_is_not() -> None:
+    late = replace(FIRST, id="b", rank=1, steps=9, taken=3)
+    assert late.is_completed_by(FIRST, agree=True)
+    assert not late.is_completed_by(FIRST, agree=False), "it makes the step itself, with its own model"
+    assert not replace(late, steps=10).is_completed_by(FIRST, agree=True), "the step is made again by all"
+    assert late.is_completed_by(replace(FIRST, synced=2, since=10, taken=0), agree=True)
+    assert not replace(late, new=True).is_completed_by(FIRST, agree=True)
+    assert not JOINER.is_completed_by(FIRST, agree=True)
+
+
 def test_a_joiner_with_another_model_leaves_and_the_others_begin_again() -> None:
     stranger = replace(JOINER, alike="another model")
     check_joiners([FIRST, JOINER], "new")

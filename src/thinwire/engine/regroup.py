@@ -77,6 +77,9 @@ class Regrouper:
     since: int = 0
     """Steps done when the present share of samples was dealt."""
     synced: int = 0
+    completed: bool = False
+    """Whether others had made the step that this worker was in when the workers last changed, so that its
+    batch counts as trained on."""
     _id: str = ""
     """As which this worker has last trained."""
     _rank: int = 0
@@ -88,7 +91,7 @@ class Regrouper:
     def form(self, place: Place | None, known: Sequence[int] = ()) -> tuple[Core, Transport]:
         """Join the others in the next generation that lasts; without a place, this worker is new."""
         began_s = time.monotonic()
-        self._known = list(known)
+        self._known, self.completed = list(known), False
         while True:
             try:
                 lane = self.world.connect()
@@ -149,6 +152,8 @@ class Regrouper:
         self.calls.mixed = any(each.new or each.mixed for each in standings)
         if package["sampler"] is not None:
             self._deal(package["sampler"], batches_done(standings, giver, agree=agree))
+        # that stays so if this generation ends before all have come to the common place
+        self.completed = not mine.new and (self.completed or mine.is_completed_by(giver, agree=agree))
         return self._commit(core, giver.steps)
 
     def _gather(self, core: Core, everyone: Replicas, place: Place | None) -> list[Standing]:

@@ -46,6 +46,11 @@ class Standing:
             return True
         return agree and (self.synced, self.steps) != (giver.synced, giver.steps)
 
+    def is_completed_by(self, giver: Standing, *, agree: bool) -> bool:
+        """Whether the giver has made the step that this worker was in, with its gradient: then its batch
+        counts as trained on. Nobody is further ahead than that, since a step needs the gradients of all."""
+        return agree and not self.new and self.steps < giver.steps
+
 
 def giver_of(standings: Sequence[Standing]) -> Standing:
     """The worker that has come furthest: the others go on from where it is."""

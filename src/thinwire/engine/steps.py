@@ -24,6 +24,11 @@ class ElasticLoop:
         self.caller, self.journal = caller, regrouper.world.journal
         self._regrouper = regrouper
 
+    @property
+    def completed(self) -> bool:
+        """Whether others had made the step that this worker was in when the workers last changed."""
+        return self._regrouper.completed
+
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """The epochs that are left; whoever joins begins with the present one."""
         sampler = self.sampler
@@ -97,7 +102,9 @@ class Step:
         self._before = 0
         """Steps that were done when this one began."""
         self.done = False
-        """Whether it was trained on."""
+        """Whether its samples count as trained on: with the step that this worker has made, or with one that
+        others made with its gradient while it saw a loss first. A worker that was left out, and comes back
+        as a new one, is not told of the latter."""
 
     def __enter__(self) -> Any:
         loop = self._loop
@@ -123,6 +130,7 @@ class Step:
             return False
         if error is not None or loop.link.lost is not None:
             loop.regroup()
+            self.done = self.done or loop.completed  # then the sampler has been told already
         return True
 
     def _note(self, what: str, **facts: Any) -> None:
