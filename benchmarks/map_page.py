@@ -10,6 +10,7 @@ from benchmarks.common import ROOT, note
 from benchmarks.map_figure import NAMES, draw
 from benchmarks.map_points import EXACT, MapPoint, points_of, read_runs
 from benchmarks.map_run import RATES, MapRun
+from thinwire.units import as_ratio, three_digits
 
 DOCS = ROOT / "docs"
 PAGE = DOCS / "which.md"
@@ -73,7 +74,7 @@ def _choices(points: Sequence[MapPoint]) -> list[str]:
             if exact is None or exact.to_target_s[0] is None:
                 continue
             choices = [_first(here, exact.to_target_s[0], may_lose) for may_lose in MAY_LOSE]
-            cells = [str(workers), NAMES[rate], show_s(exact.to_target_s[0]), *choices]
+            cells = [str(workers), NAMES[rate], three_digits(exact.to_target_s[0]), *choices]
             lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -83,25 +84,7 @@ def _first(points: Sequence[MapPoint], exact_s: float, may_lose: float) -> str:
     times = {p.strategy: p.to_target_s[0] for p in points if p.lost <= may_lose}
     there = {strategy: seconds for strategy, seconds in times.items() if seconds is not None}
     best = min(there, key=lambda strategy: there[strategy])
-    return f"`{best}`" + (f", {show_x(exact_s / there[best])}" if best != EXACT else "")
-
-
-def show_s(seconds: float) -> str:
-    """Three digits, never as a power of ten.
-
-    >>> show_s(4049.6), show_s(63.21)
-    ('4,050', '63.2')
-    """
-    return f"{float(f'{seconds:.3g}'):,g}"
-
-
-def show_x(times: float) -> str:
-    """How many times sooner.
-
-    >>> show_x(14.96), show_x(1.63), show_x(291.4)
-    ('15x', '1.6x', '291x')
-    """
-    return f"{times:.1f}x" if times < 9.95 else f"{times:.0f}x"
+    return f"`{best}`" + (f", {as_ratio(exact_s / there[best])}" if best != EXACT else "")
 
 
 def _all_of_them(points: Sequence[MapPoint], workers: int) -> list[str]:
@@ -125,7 +108,7 @@ def _percent(share: float) -> str:
 
 
 def _times(point: MapPoint) -> str:
-    return " / ".join("never" if each is None else show_s(each) for each in point.to_target_s)
+    return " / ".join("never" if each is None else three_digits(each) for each in point.to_target_s)
 
 
 def main() -> None:
