@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 
 from benchmarks.map_points import EXACT, MapPoint, frontier
 from benchmarks.map_run import RATES
+from thinwire.units import three_digits
 
 PANEL_WIDTH, HEIGHT, LEFT, TOP, BOTTOM, GAP = 330, 300, 46, 48, 44, 26
 TEXT, QUIET, LINE, OTHER, OURS = "#1f2328", "#59636e", "#d0d7de", "#8c959f", "#0969da"
 FONT = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
 MOST_LINES = 5
-"""Of what was lost."""
+"""Lines across a panel, at the most."""
 WIDE = 2.2
-"""Powers of ten from which on only these are labelled."""
+"""Powers of ten from which on only these are marked on the axis."""
 LEAST_LOST = -0.5
-LABELLED = (EXACT, "trickle")
-"""Beside the points of the frontier."""
+LETTER = 5.6
+"""Width of a letter of a label, about."""
 NAMES = {"20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
 
 
@@ -50,16 +51,28 @@ class Panel:
             x, y = self._x(_seconds(point)), self._y(point.lost)
             colour = OURS if point in best else OTHER
             fill = colour if point.to_target_s[0] is not None else "none"
-            label = f"{point.strategy}: {point.lost:+.1f}, {_seconds(point):.3g} s"
+            label = f"{point.strategy}: {point.lost:+.1f}, {three_digits(_seconds(point))} s"
             parts.append(
                 f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{fill}" stroke="{colour}">'
                 f"<title>{escape(label)}</title></circle>"
             )
-            if point in best or point.strategy in LABELLED:
-                at_edge = x > self._left + 0.75 * PANEL_WIDTH
-                more = ' font-size="10"' + (' text-anchor="end"' if at_edge else "")
-                parts.append(_text(x + (-7 if at_edge else 7), y - 6, short(point.strategy), TEXT, more))
-        return parts
+        return [*parts, *self._labels(best)]
+
+    def _labels(self, best: Sequence[MapPoint]) -> Iterator[str]:
+        """Names beside points, those of the frontier first; one that would cover another is left out."""
+        places = {id(p): (self._x(_seconds(p)), self._y(p.lost)) for p in self._points}
+        taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in places.values()]
+        for point in sorted(self._points, key=lambda p: (p not in best, _seconds(p))):
+            name, (x, y) = short(point.strategy), places[id(point)]
+            long = LETTER * len(name)
+            above, below = ((x + 7, y - 6), (x - 7 - long, y - 6)), ((x + 7, y + 13), (x - 7 - long, y + 13))
+            for left, low in (*below, *above) if point.strategy == EXACT else (*above, *below):
+                box = (left, low - 9, left + long, low + 2)
+                fits = self._left + LEFT <= left and box[2] <= self._left + PANEL_WIDTH - GAP / 2
+                if fits and not any(_meet(box, other) for other in taken):
+                    taken.append(box)
+                    yield _text(left, low, name, TEXT, ' font-size="10"')
+                    break
 
     def _axes(self, unit: str) -> list[str]:
         parts, right = list[str](), self._left + PANEL_WIDTH - GAP
@@ -76,6 +89,14 @@ class Panel:
         parts.append(_text(self._left + LEFT, HEIGHT - 8, "seconds to accuracy", QUIET))
         parts.append(_text(self._left + 4, TOP - 30, unit, QUIET) if self._left == 0 else "")
         return parts
+
+
+Box = tuple[float, float, float, float]
+"""Left, top, right, bottom."""
+
+
+def _meet(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
 
 
 def spacing(most_lost: float) -> int:
