@@ -15,7 +15,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -28,6 +28,10 @@ Message = list[Any]
 LONGEST = 1 << 14
 """Bytes of a message; whoever sends more is not one of us."""
 _HELLO_S = 5.0
+MOST_STRANGERS = 64
+"""Connections beside those of workers that have not said yet who they are; of more, the oldest is closed."""
+Hello = tuple[Any, Any, Message]
+"""Token, rank, and what the worker tells about itself."""
 
 
 @dataclass(slots=True)
@@ -70,7 +74,10 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
     """Meet all others through the store, and tell each `about`; names who has not come after `timeout_s`."""
     token, deadline = secrets.token_hex(16), time.monotonic() + timeout_s
     address = own_address(store)
-    with open_door(address, backlog=world_size) as door:
+    with (
+        open_door(address, backlog=world_size) as door,
+        contextlib.closing(callers(door, deadline, world_size + MOST_STRANGERS)) as guests,
+    ):
         keys = [f"{prefix}control/{other}" for other in range(world_size)]
         store.set(keys[rank], json.dumps([address, door.getsockname()[1], token]))
         channels, abouts = dict[int, Channel](), {rank: about}
@@ -83,12 +90,7 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
                 each.sendall(json.dumps([theirs, rank, about]).encode() + b"\n")
                 abouts[other] = _read_hello(each)[2]
             while len(channels) < world_size - 1:
-                door.settimeout(max(0.01, deadline - time.monotonic()))
-                each, _ = door.accept()
-                try:
-                    theirs, other, said = _read_hello(each)
-                except (OSError, ValueError, TypeError, RecursionError):
-                    theirs, other, said = "", -1, []
+                each, (theirs, other, said) = next(guests)
                 # JSON may hold half a character, which cannot be encoded
                 known = hmac.compare_digest(str(theirs).encode(errors="replace"), token.encode())
                 if known and other in range(rank + 1, world_size):
@@ -109,15 +111,82 @@ def connect(store: Store, prefix: str, rank: int, world_size: int, about: Messag
     return Mesh(rank, channels, [abouts[other] for other in range(world_size)])
 
 
-def _read_hello(connection: socket.socket) -> tuple[Any, Any, Message]:
+def callers(door: socket.socket, deadline: float, most: int) -> Generator[tuple[socket.socket, Hello]]:
+    """Yield those who come to a door once they have said who they are; who says nothing holds up nobody.
+
+    Of more than `most` who have not said it yet, the oldest is sent away. TimeoutError at the deadline.
+    Closing the generator closes whoever has not been yielded.
+    """
+    door.settimeout(0.0)
+    guests: dict[socket.socket, tuple[bytearray, float]] = {}
+    with selectors.DefaultSelector() as selector:
+        selector.register(door, selectors.EVENT_READ)
+
+        def leave(guest: socket.socket) -> None:
+            del guests[guest]
+            selector.unregister(guest)
+
+        try:
+            while (left_s := deadline - time.monotonic()) > 0:
+                for key, _ in selector.select(min(left_s, _HELLO_S / 10)):
+                    guest = key.fileobj
+                    assert isinstance(guest, socket.socket)
+                    if guest is door:
+                        with contextlib.suppress(OSError):  # it has left again
+                            came, _ = door.accept()
+                            came.settimeout(0.0)
+                            selector.register(came, selectors.EVENT_READ)
+                            guests[came] = bytearray(), time.monotonic() + _HELLO_S
+                    elif (line := _read_line(guest, guests[guest][0])) is not None:
+                        leave(guest)
+                        if (hello := _as_hello(line)) is None:
+                            guest.close()
+                        else:
+                            guest.settimeout(_HELLO_S)
+                            yield guest, hello
+                late = [guest for guest, (_, until) in guests.items() if until < time.monotonic()]
+                for guest in late or list(guests)[: max(0, len(guests) - most)]:
+                    leave(guest)
+                    guest.close()
+            raise TimeoutError("timed out")
+        finally:
+            for guest in guests:
+                guest.close()
+
+
+def _read_line(connection: socket.socket, line: bytearray) -> bytes | None:
+    """The first line, when all of it has come; empty if it never will. Nothing after it is read."""
+    try:
+        while not line.endswith(b"\n") and len(line) < LONGEST:
+            if not (byte := connection.recv(1)):
+                return b""
+            line += byte
+    except BlockingIOError:
+        return None
+    except OSError:
+        return b""
+    return bytes(line)
+
+
+def _as_hello(line: bytes) -> Hello | None:
+    try:
+        token, rank, about = json.loads(line)
+    except (ValueError, TypeError, RecursionError):
+        return None
+    return token, rank, about
+
+
+def _read_hello(connection: socket.socket) -> Hello:
+    """What a worker answers that this one has connected to."""
     line, deadline = b"", time.monotonic() + _HELLO_S
     while not line.endswith(b"\n") and len(line) < LONGEST:
         connection.settimeout(max(0.01, deadline - time.monotonic()))
         if not (byte := connection.recv(1)):
             raise ConnectionError("closed before it said who it is")
         line += byte
-    token, rank, about = json.loads(line)
-    return token, rank, about
+    if (hello := _as_hello(line)) is None:
+        raise ValueError("what answers is no worker")
+    return hello
 
 
 def own_address(store: Store) -> str:
