@@ -21,7 +21,8 @@ import torch
 from torch import Tensor, nn
 
 import thinwire as tw
-from benchmarks.apoptosis_training import NUM_CHECKS, accuracy, batches, count, predict
+from benchmarks.apoptosis_problems import accuracy
+from benchmarks.apoptosis_training import NUM_CHECKS, batches, count, predict
 from benchmarks.common import note, parser_of, print_head, print_row, result_file
 from thinwire.data import load_cifar, load_mnist
 from thinwire.recipes import samples

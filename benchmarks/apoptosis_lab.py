@@ -26,7 +26,8 @@ import torch
 import torch.distributed as dist
 
 import thinwire as tw
-from benchmarks.apoptosis_training import NUM_CHECKS, PROBLEMS, Problem, batches, count, load, predict
+from benchmarks.apoptosis_problems import PROBLEMS, Problem
+from benchmarks.apoptosis_training import NUM_CHECKS, batches, count, load, predict
 from benchmarks.common import (
     lab_worker,
     note,

@@ -159,12 +159,16 @@ class MapStudy:
         for row in rows:
             run = MapRun(**row)
             known = self.runs.get(run.key)
-            if known is None or len(known.seconds) <= len(run.seconds):
+            if known is None or (run.whole, len(run.seconds)) >= (known.whole, len(known.seconds)):
                 self.runs[run.key] = run
+
+    def is_done(self, task: MapTask) -> bool:
+        run = self.runs.get(key_of(task))
+        return run is not None and run.whole
 
     def train(self, waiting: list[MapTask], jobs: int, deadline_s: float) -> None:
         """Train what is missing, some at once, until the deadline."""
-        waiting = [task for task in waiting if key_of(task) not in self.runs]
+        waiting = [task for task in waiting if not self.is_done(task)]
         note(f"{len(waiting)} trainings left, {jobs} at once")
         # those that were begun come first: their files are large
         waiting.sort(key=lambda task: not (self.work / f"{task.name}.pt").exists())
@@ -263,7 +267,7 @@ def main() -> None:
             sys.exit(f"error: {error}")
         if arguments.list:
             for task in waiting:
-                print(f"{'done' if key_of(task) in study.runs else 'missing'}  {task.name}")
+                print(f"{'done' if study.is_done(task) else 'missing'}  {task.name}")
             return
         study.train(waiting, arguments.jobs, deadline_s)
     study.clock(arguments.jobs, deadline_s)

@@ -107,6 +107,8 @@ class MapRun:
     wall_s: float
     device: str
     made_with: dict[str, str]
+    whole: bool = True
+    """False: something stopped it shortly before the last epoch, and it will be trained anew."""
 
     @property
     def key(self) -> tuple[object, ...]:

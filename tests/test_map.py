@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,20 @@ def run_of(strategy: str, values: list[float], step_s: float, **more: Any) -> Ma
         steps=steps,
         seconds=seconds,
     )
+
+
+def test_a_run_that_was_stopped_counts_until_a_whole_one_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("benchmarks.map.RESULTS", tmp_path)
+    stopped = run_of("trickle", [0.5], 0.1, whole=False)
+    task = replace(TASK, recipe=stopped.recipe, workers=stopped.workers, epochs=stopped.epochs)
+    kept = tmp_path / "map-any.json"
+    for runs, done in (([stopped], False), ([replace(stopped, whole=True, seconds={}), stopped], True)):
+        kept.write_text(json.dumps({"runs": [asdict(run) for run in runs]}))
+        study = MapStudy(tmp_path / "work", tmp_path)
+        assert len(study.runs) == 1
+        assert study.is_done(task) is done
 
 
 def test_points_say_what_was_lost_and_when_the_target_was_reached() -> None:
